@@ -30,7 +30,7 @@ _CURVE = _tests("rounding_certificates::one_sample losses lines plan radii dual"
 _CHORDS = _tests("rounding_certificates::losses", "rounding_chords")
 _CONES = _tests("rounding_certificates::cuts infinity")
 _LADDER = _tests("rounding_ladder")
-_SEARCH = _tests("rounding_search")
+_EXACT = _tests("rounding_exact")
 _DISTANCE = _tests("rounding_parts::distances room")
 
 # The tests for rounding come first: they are quick. Then what the file has of its own.
@@ -76,7 +76,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/lipschitz/semidefinite.py": _tests(
         "rounding_certificates::semidefinite", "semidefinite"
     ),
-    "certificates/lipschitz/walk.py": (
+    "certificates/lipschitz/transformer_constants.py": (
         *_LADDER,
         *_tests("rounding_smooth::walk", "rounding_certificates::transformer"),
     ),
@@ -86,6 +86,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/loss/curve.py": (*_CURVE, *_tests("rounding_chords::population")),
     "certificates/loss/loss_curve.py": _CURVE,
     "certificates/loss/penalty.py": _tests("rounding_worst_case"),
+    "certificates/loss/descent.py": _tests("rounding_worst_case"),
     "certificates/loss/problem.py": _tests("rounding_worst_case"),
     "certificates/loss/recession.py": _tests(
         "rounding_certificates::bounded shadow", "rounding_linear::relative", "recession"
@@ -93,18 +94,18 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/loss/slopes.py": _tests("rounding_chords::ray gains"),
     "certificates/loss/worst_case.py": _tests("rounding_worst_case"),
     "certificates/prove/linear_search.py": _tests("rounding_radii"),
-    "certificates/search/cells.py": _SEARCH,
-    "certificates/search/cones.py": _CONES,
-    "certificates/search/constants.py": _SEARCH,
-    "certificates/search/infinity.py": _CONES,
+    "certificates/exact/cells.py": _EXACT,
+    "certificates/exact/cones.py": _CONES,
+    "certificates/exact/constants.py": _EXACT,
+    "certificates/exact/infinity.py": _CONES,
     "certificates/search/intervals.py": _tests("rounding_parts::split_intervals"),
     "certificates/search/tree.py": _tests("rounding_parts::split"),
-    "certificates/search/multipliers.py": _tests("rounding_certificates::semidefinite"),
-    "certificates/search/nearest_flip.py": _DISTANCE,
-    "certificates/search/paths.py": _SEARCH,
-    "certificates/search/pieces.py": _SEARCH,
-    "certificates/search/polytope.py": _SEARCH,
-    "certificates/search/relaxed.py": _DISTANCE,
+    "certificates/exact/multipliers.py": _tests("rounding_certificates::semidefinite"),
+    "certificates/exact/nearest_flip.py": _DISTANCE,
+    "certificates/exact/paths.py": _EXACT,
+    "certificates/search/input_boxes.py": _tests("rounding_search"),
+    "certificates/exact/polytope.py": _EXACT,
+    "certificates/exact/flip_problem.py": _DISTANCE,
     "rounding.py": _tests("rounding"),
     "certificates/bounds/ball_layer.py": _tests("rounding_spheres", "ball_sweep::packed"),
     "certificates/bounds/ball_margins.py": _tests("rounding_spheres"),
@@ -121,7 +122,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/bounds/windows.py": _tests("windows::pay"),
     "certificates/lipschitz/kinks.py": _tests("kinks::kink"),
     "certificates/prove/products.py": _tests("product_radii::rounding linear", "rounding_radii"),
-    "certificates/search/boxes.py": _tests("boxes::rounding"),
+    "certificates/search/boxes.py": _tests("boxes::rounding", "rounding_search::boxes"),
     "certificates/search/neurons.py": _tests("rounding_parts::split_neurons"),
     "certificates/graph/operators/hardswish.py": _tests("rounding_activations"),
     "certificates/graph/operators/mish.py": _tests("rounding_activations"),
@@ -152,7 +153,7 @@ WITHOUT: dict[str, str] = {
     "transport/mixture.py": "what it returns is a proposal, checked where it is used",
     "certificates/prove/attacked.py": "its error is an exception",
     "certificates/prove/sandwich.py": "1e-12 of a comparison that says what is noted in a history",
-    "certificates/search/programs.py": "what it returns is a proposal, checked where it is used",
+    "certificates/exact/programs.py": "what it returns is a proposal, checked where it is used",
 }
 # Files whose terms are not all guarded yet, and why: what survives there is printed and counted,
 # but does not fail the run.
@@ -169,17 +170,17 @@ EXCUSED: dict[tuple[str, str, str], str] = {
     ("", "", "BAND"): "a dead band for ties: either side is sound",
     ("", "", "FAINT"): "an absolute term for underflow, which its own tests guard",
     (
-        "search/nearest_flip.py",
+        "exact/nearest_flip.py",
         "_Search.run",
         "gamma(self.graph)",
     ): "prefers flips that outlast another order of summation",
     (
-        "search/nearest_flip.py",
+        "exact/nearest_flip.py",
         "nearest_flip",
         "slack",
     ): "a margin that is asked for, not a rounding term",
     (
-        "search/relaxed.py",
+        "exact/flip_problem.py",
         "reach",
         "1e-12",
     ): "chooses p: every p between 0 and |a| gives a bound",
@@ -313,18 +314,18 @@ EXCUSED: dict[tuple[str, str, str], str] = {
     ): "second order: `error` counts 1.01 units for one",
     ("bounds/ball_layer.py", "BallLayer.rows", "self.error"): STEERS,
     ("bounds/ball_margins.py", "", "2.0**-20"): STEERS,
-    ("search/cones.py", "", "CLOSED"): STEERS,
+    ("exact/cones.py", "", "CLOSED"): STEERS,
     (
-        "search/cones.py",
+        "exact/cones.py",
         "cutoff",
         "self.rounding",
     ): "when a node is done: its bound counts whatever it is",
     (
-        "search/cones.py",
+        "exact/cones.py",
         "values_at",
         "rounding.network",
     ): "a network, not a number: `rounding.relative` times its value",
-    ("search/cones.py", "solve", "error"): "an error of the relaxation, not of rounding",
+    ("exact/cones.py", "solve", "error"): "an error of the relaxation, not of rounding",
     ("lipschitz/ladder.py", "_closed", "1e-12"): STEERS,
     ("loss/curve.py", "_grown", "1e-12"): "every multiplier gives a bound",
     ("loss/others.py", "_above", "1e-12"): "every multiplier gives a bound",
@@ -340,7 +341,7 @@ EXCUSED: dict[tuple[str, str, str], str] = {
     ): "whether an accuracy is a level: both are rounded down before",
     ("loss/loss_curve.py", "_above", "NEAR"): "the first radius, which may be any",
     (
-        "search/multipliers.py",
+        "exact/multipliers.py",
         "prove",
         "INFLATE",
     ): "what is proved and returned is the larger weight",
@@ -349,12 +350,15 @@ EXCUSED: dict[tuple[str, str, str], str] = {
     ("lipschitz/semidefinite.py", "start", "1e-12"): STEERS,
     ("lipschitz/semidefinite.py", "_with", "1e-300"): STEERS,
     (
-        "lipschitz/walk.py",
+        "lipschitz/transformer_constants.py",
         "_carry",
         "UP",
     ): "`times` adds nine units of all magnitudes, of which four are used (see there)",
     **dict.fromkeys(
-        (("lipschitz/walk.py", "_normalise", term) for term in ("UP", "UNIT", "slack)")),
+        (
+            ("lipschitz/transformer_constants.py", "_normalise", term)
+            for term in ("UP", "UNIT", "slack)")
+        ),
         "`to` and `times` add more units of all magnitudes than everything loses (see there)",
     ),
     ("paper/corollary.py", "_flattest", "2.0**-24"): STEERS,
@@ -378,7 +382,7 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "_paid",
         "1e-12",
     ): "checks our own plan, which `allocate` keeps within the budget: no claim rests on it",
-    ("loss/worst_case.py", "_descend", "1e-13"): "every multiplier gives a bound",
+    ("loss/descent.py", "descend", "1e-13"): "every multiplier gives a bound",
     ("loss/worst_case.py", "_steepest_chord", "1e-1"): "every multiplier gives a bound",
     (
         "linear_search.py",
@@ -386,24 +390,24 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "UNIT)\n        free",
     ): "the radius is taken 1e-9 smaller, which is more than n units",
     ("products.py", "_rounded", "slack is None"): "a question, not a number",
-    ("search/constants.py", "cut", "CLOSE"): "when a node is done: its bound counts whatever it is",
+    ("exact/constants.py", "cut", "CLOSE"): "when a node is done: its bound counts whatever it is",
     (
-        "search/constants.py",
+        "exact/constants.py",
         "goal",
         "self.slack",
     ): "when a proof may stop: its bound counts whatever it is",
-    ("search/constants.py", "walk", "1e-12"): STEERS,
+    ("exact/constants.py", "walk", "1e-12"): STEERS,
     (
-        "search/constants.py",
+        "exact/constants.py",
         "inside",
         "1e-15",
     ): "moves points inside; `contains` decides which of them count",
     (
-        "search/pieces.py",
+        "search/input_boxes.py",
         "__post_init__",
-        "_up(",
+        "rounded_up(",
     ): "the four units of `room` and of the directions cover it (see there)",
-    ("search/pieces.py", "_smear", "1e-300"): STEERS,
+    ("search/input_boxes.py", "_smear", "1e-300"): STEERS,
     (
         "transport/confidence.py",
         "proportions",
@@ -416,7 +420,7 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "slack * float(self.mass[k])",
     ): "the slack of `part` is enough, which is at least the mass (see there)",
     (
-        "lipschitz/walk.py",
+        "lipschitz/transformer_constants.py",
         "slope",
         "UNIT",
     ): "`UP` in `stretch` is more than 4000 terms lose",

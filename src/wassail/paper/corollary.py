@@ -29,10 +29,10 @@ from wassail.certificates.lipschitz.steepest import (
     jacobians,
     room_of,
 )
-from wassail.certificates.lipschitz.walk import (
+from wassail.certificates.lipschitz.transformer_constants import (
     ROOM,
     UP,
-    Walk,
+    TransformerConstants,
     everywhere,
     log,
     log_product,
@@ -189,7 +189,7 @@ class Corollary(Record):
 
 
 @dataclass(frozen=True, eq=False)
-class PaperWalk(Walk):
+class PaperWalk(TransformerConstants):
     """The paper's constants on R^n: norms of the layers one by one, LayerNorm `max|g| / sqrt(eps)`,
     attention by Castin et al.
 
@@ -276,9 +276,12 @@ def corollary(
     graph = as_graph(model, domain, shape)
     r = parse_norm(norm)
     region, whole = (Region.make(where, graph.inputs, graph.device) for where in (domain, None))
-    walks: list[Walk] = [PaperWalk.make(graph, whole), Walk.make(graph, whole)]
+    walks: list[TransformerConstants] = [
+        PaperWalk.make(graph, whole),
+        TransformerConstants.make(graph, whole),
+    ]
     if region.low.isfinite().any() or region.high.isfinite().any() or region.bounded:
-        walks.append(Walk.make(graph, region))
+        walks.append(TransformerConstants.make(graph, region))
     style, parts = _modules(graph)
     logs = [
         [walk.stretch(*(part.paper if k == 0 else part.ours)) for part in parts]

@@ -36,7 +36,7 @@ from wassail.certificates.lipschitz import ladder
 from wassail.certificates.lipschitz.ladder import lipschitz, modules, propagated
 from wassail.certificates.lipschitz.semidefinite import semidefinite
 from wassail.certificates.lipschitz.steepest import ascend, jacobian_norms, jacobians, margin_rows
-from wassail.certificates.search.pieces import Search
+from wassail.certificates.search.input_boxes import InputSearch
 from wassail.zoo.onnx import load_onnx
 
 inf = math.inf
@@ -535,7 +535,7 @@ def test_the_pieces_of_a_search_cover_the_region(kind: str) -> None:
     graph = mlp([2, 4, 2], 3, ["gelu"])
     region = Region.make(where(kind, 2), 2)
     # It sees no value, so no piece is ever settled.
-    run = Search(graph, region, 2.0, inf, lambda x: torch.zeros(len(x)).double(), lambda x: x)
+    run = InputSearch(graph, region, 2.0, inf, lambda x: torch.zeros(len(x)).double(), lambda x: x)
     x = crowd(region, 400)
     norms = jacobian_norms(jacobians(graph, x), 2, inf)
     before = inf
@@ -569,14 +569,14 @@ def test_a_search_stops_when_told_and_keeps_its_bracket(monkeypatch: pytest.Monk
     assert 40 <= few.info["nodes"] <= 40 + 2 * 256 and few.gap > 1e-4
     steps = []
 
-    def interrupted(self: Search) -> None:
+    def interrupted(self: InputSearch) -> None:
         if len(steps) == 12:
             raise KeyboardInterrupt
         steps.append(self.upper)
         original(self)
 
-    original = Search.step
-    monkeypatch.setattr(Search, "step", interrupted)
+    original = InputSearch.step
+    monkeypatch.setattr(InputSearch, "step", interrupted)
     bound = lipschitz(graph, 2, (-1, 1), method="exact")
     assert (
         bound.info["interrupted"] is True

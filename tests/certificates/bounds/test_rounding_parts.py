@@ -33,14 +33,14 @@ from wassail.certificates.bounds.lines import (
 )
 from wassail.certificates.bounds.rows import Span
 from wassail.certificates.bounds.sectors import Bounded
+from wassail.certificates.exact.flip_problem import Relaxed
+from wassail.certificates.exact.nearest_flip import nearest_flip
 from wassail.certificates.graph.activations import ACTIVATIONS, Activation, _Gated, rounded_up
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.search.cuts import Cuts
 from wassail.certificates.search.intervals import Forms, Intervals
-from wassail.certificates.search.nearest_flip import nearest_flip
 from wassail.certificates.search.neurons import Rows
-from wassail.certificates.search.relaxed import Relaxed
 from wassail.certificates.search.tree import Tree
 from wassail.rounding import TINY
 

@@ -22,8 +22,7 @@ from wassail.certificates.graph.maps import Matrix, Scale, Sum
 from wassail.certificates.graph.operators.normalise import Normalise
 from wassail.certificates.graph.operators.products import Product
 from wassail.certificates.graph.region import Region
-from wassail.certificates.lipschitz import attention
-from wassail.certificates.lipschitz import walk as walk_module
+from wassail.certificates.lipschitz import attention, transformer_constants
 from wassail.paper.attention import castin
 
 INF = math.inf
@@ -550,7 +549,7 @@ def test_a_walk_starts_from_a_box_that_is_rounded_outward(mode: str) -> None:
     )  # a ball, whose box is a rounded sum
     graph = Graph((Node((), (50,), ""),))
     with rounded(mode):
-        low, high = walk_module.everywhere(graph, region, {})[0]
+        low, high = transformer_constants.everywhere(graph, region, {})[0]
     assert (long(low)[0] <= long(centre) - np.longdouble(1 / 3)).all()
     assert (long(high)[0] >= long(centre) + np.longdouble(1 / 3)).all()
 
@@ -564,7 +563,7 @@ def test_a_walk_over_many_steps_adds_up_their_logarithms(mode: str) -> None:
         nodes.append(Node((len(nodes) - 1,), (1,), "", Affine(Scale(factor.reshape(1)))))
     exact = math.prod(map(Fraction, factors.tolist()))
     for close in (False, True):
-        walk = walk_module.Walk(Graph(tuple(nodes)), {}, {}, close)
+        walk = transformer_constants.Walk(Graph(tuple(nodes)), {}, {}, close)
         with rounded(mode):
             found = walk.stretch(0, len(nodes) - 1)
         with mpmath.workdps(40):
@@ -578,10 +577,10 @@ def test_a_walk_over_an_activation_holds_its_derivatives(
 ) -> None:
     low = scattered(1, 60, seed=102)
     high = low + scattered(1, 60, seed=103).abs()
-    monkeypatch.setattr(walk_module, "derivative_span", lambda *_: (low, high))
+    monkeypatch.setattr(transformer_constants, "derivative_span", lambda *_: (low, high))
     graph = Graph((Node((), (60, 1), ""), Node((0,), (60, 1), "", Smooth("tanh"))))
-    walk = walk_module.Walk(graph, {0: (low, high)}, {}, True)
-    one = walk_module._Tokens.start(0, graph.nodes[0])
+    walk = transformer_constants.Walk(graph, {0: (low, high)}, {}, True)
+    one = transformer_constants._Tokens.start(0, graph.nodes[0])
     with rounded(mode):
         found = walk._carry(1, [one])
     assert found is not None
@@ -603,8 +602,8 @@ def test_a_walk_over_a_normalisation_holds_its_derivatives(mode: str) -> None:
         y = torch.zeros(1, d, dtype=DOUBLE)
         node = Node((0,), (1, d), "", Curved(Normalise(eps)))
         graph = Graph((Node((), (1, d), ""), node))
-        walk = walk_module.Walk(graph, {0: (low, high), 1: (y, y)}, {}, True)
-        one = walk_module._Tokens(
+        walk = transformer_constants.Walk(graph, {0: (low, high), 1: (y, y)}, {}, True)
+        one = transformer_constants._Tokens(
             0, torch.eye(d, 1, dtype=DOUBLE)[None], torch.zeros(1, d, 1, dtype=DOUBLE)
         )
         with rounded(mode), serial():

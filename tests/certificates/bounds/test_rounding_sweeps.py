@@ -25,7 +25,7 @@ from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Relu, 
 from wassail.certificates.graph.maps import Matrix, Sum
 from wassail.certificates.graph.operators.normalise import RankOne
 from wassail.certificates.graph.operators.products import Product
-from wassail.certificates.graph.planes import Plane
+from wassail.certificates.graph.planes import Curve, Plane
 from wassail.certificates.graph.planes import Span as Range
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
@@ -226,7 +226,7 @@ def test_planes_pay_for_long_sums(mode: str) -> None:
     assert Fraction(float(total)) >= width * Fraction(radius) ** 2
 
 
-class Added:
+class Added(Curve):
     """`sum_k unit_k v_k` for every entry, with its plane; `ends` are the ends of its range."""
 
     keeps_gain: ClassVar[bool] = False

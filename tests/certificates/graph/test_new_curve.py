@@ -13,7 +13,7 @@ from wassail.certificates.bounds.crown import margin_bounds
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Node
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.operators.normalise import RankOne
-from wassail.certificates.graph.planes import Extent, Plane, Span, interval_product
+from wassail.certificates.graph.planes import Curve, Extent, Plane, Span, interval_product
 from wassail.certificates.lipschitz.ladder import lipschitz
 from wassail.certificates.lipschitz.steepest import jacobians
 
@@ -21,7 +21,7 @@ BOX = (-1.0, 1.0)
 
 
 @dataclass(frozen=True)
-class Sine:
+class Sine(Curve):
     """`sin v`, whose values and slopes lie between -1 and 1: nothing finer is told."""
 
     keeps_gain: ClassVar[bool] = False

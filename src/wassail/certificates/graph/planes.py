@@ -122,6 +122,12 @@ class Curve(Protocol):
         `(N, m, *in)` for each.
         """
 
+    def longest(self, shape: tuple[int, ...]) -> float:
+        """How long its values of this shape can be along the last axis, in the Euclidean norm and
+        whatever the input, not rounded; inf where nothing is known, as here.
+        """
+        return math.inf
+
 
 def take_entries(values: Tensor, owner: Tensor) -> Tensor:
     """The values of each row's sample: owner `(R,)`, or `(1,)` if all rows are of one."""

@@ -98,7 +98,7 @@ class Processes:
         return ProcessPoolExecutor(1, self._context, _begin, (self.threads,))
 
     def close(self) -> None:
-        """Let them go; what they have in hand is of no use to anybody."""
+        """End them; what they are doing is dropped."""
         for pool in self._pools:
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)

@@ -19,6 +19,7 @@ from wassail.certificates.graph.planes import (
     SHARE,
     SMALL,
     TINY,
+    Curve,
     Extent,
     Plane,
     Span,
@@ -42,7 +43,7 @@ from wassail.rounding import UNIT, length
 
 
 @dataclass(frozen=True)
-class Normalise:
+class Normalise(Curve):
     """`c / sqrt(mean(c^2) + eps)` over the last axis: what LayerNorm does to centred values,
     and RMSNorm to any.
     """
@@ -59,6 +60,10 @@ class Normalise:
     def output(self, *shapes: tuple[int, ...]) -> tuple[int, ...]:
         """Same shape."""
         return shapes[0]
+
+    def longest(self, shape: tuple[int, ...]) -> float:
+        """`sqrt(d)` for d entries: the mean of their squares is at most 1."""
+        return math.sqrt(shape[-1])
 
     def span(self, *spans: Span) -> Span:
         """`y_i` rises in `c_i`, and its magnitude falls in the magnitudes of the others: exact."""

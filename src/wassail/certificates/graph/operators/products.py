@@ -18,6 +18,7 @@ from wassail.certificates.graph.operators.registry import spelled
 from wassail.certificates.graph.planes import (
     SMALL,
     TINY,
+    Curve,
     Extent,
     Plane,
     Span,
@@ -31,7 +32,7 @@ from wassail.rounding import UNIT
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(Curve):
     """The einsum of two nodes for one sample, such as `"hik,hjk->hij"`.
 
     No letter occurs twice in one operand, and every letter of an operand occurs in the other one or

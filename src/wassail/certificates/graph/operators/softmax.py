@@ -22,6 +22,7 @@ from wassail.certificates.graph.planes import (
     SMALL,
     STEEPEST,
     TINY,
+    Curve,
     Extent,
     Plane,
     Span,
@@ -44,7 +45,7 @@ DEEP = 2000.0  # a weight of exp(-DEEP) is less than any rounding of a number th
 
 
 @dataclass(frozen=True)
-class Softmax:
+class Softmax(Curve):
     """`exp(s_j) / sum_k exp(s_k)` over the last axis."""
 
     keeps_gain: ClassVar[bool] = False

@@ -11,12 +11,10 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 from conftest import ZOO
-from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.graph.region import Ball, Region
-from wassail.certificates.search import constants, multipliers, paths
-from wassail.certificates.search import polytope as polytope_module
-from wassail.certificates.search.constants import Bracket, branch
-from wassail.certificates.search.multipliers import (
+from wassail.certificates.exact import constants, multipliers, paths
+from wassail.certificates.exact import polytope as polytope_module
+from wassail.certificates.exact.constants import Bracket, branch
+from wassail.certificates.exact.multipliers import (
     INFLATE,
     Form,
     forms,
@@ -26,6 +24,8 @@ from wassail.certificates.search.multipliers import (
     start,
     tighten,
 )
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.region import Ball, Region
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
 
@@ -153,7 +153,7 @@ def test_three_layers_and_negative_slopes() -> None:
 
 
 def test_stretched_rows_equal_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multipliers, "MANY", 0)  # as for many inputs
+    monkeypatch.setattr(multipliers, "STRETCHED_FROM_INPUTS", 0)  # as for many inputs
     net = random_net([3, 4, 3, 3], 15)
     region = Region.make((-1.0, 1.0), 3)
     jacobians = brute_force(net, region)

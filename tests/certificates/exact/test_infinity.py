@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from conftest import ZOO
+from wassail.certificates.exact import cones
+from wassail.certificates.exact.cells import enumerate_cells
+from wassail.certificates.exact.cones import ConeSearch, Rounding
+from wassail.certificates.exact.infinity import infinity, infinity_at, infinity_by_cells, tightness
+from wassail.certificates.exact.programs import support
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search import cones
-from wassail.certificates.search.cells import enumerate_cells
-from wassail.certificates.search.cones import ConeSearch, Rounding
-from wassail.certificates.search.infinity import infinity, infinity_at, infinity_by_cells, tightness
-from wassail.certificates.search.programs import support
 from wassail.errors import InputError
 from wassail.geometry import operator_norm, vector_norm
 from wassail.threat import dual

@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from wassail import rounding
+from wassail.certificates.exact.multipliers import Reduced
+from wassail.certificates.exact.relaxation import Triangle, substitute, triangle
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search.multipliers import Reduced
 from wassail.geometry import operator_norm
 from wassail.rounding import FAINT, UNIT
 from wassail.threat import dual
-
-Lines: TypeAlias = tuple[Tensor, Tensor, Tensor]
-
 
 CLOSE = 5e-10  # relative: a node this close to the lower bound is closed
 
@@ -155,7 +152,6 @@ def preactivations(reduced: Reduced, network: Piecewise, region: Region) -> tupl
     low = reduced.c - region.upper(-reduced.A)
     top = torch.zeros_like(high)
     unit = (3 * network.neurons + network.inputs + 4) * UNIT
-    reach = torch.maximum(*(side.abs() for side in region.box))
     blocks = network.blocks()
     for i, rows in enumerate(blocks):
         b = reduced.B[:, rows]
@@ -175,9 +171,9 @@ def preactivations(reduced: Reduced, network: Piecewise, region: Region) -> tupl
         wide = torch.where(constant, 0.0, wide)
         high[:, rows], low[:, rows] = high[:, rows] + rise + wide, low[:, rows] + fall - wide
         if region.bounded and i and (b != 0).any():
-            lines = line_rows(low, high)
+            lines = triangle(low, high)
             above, below = (
-                _substitute(reduced, blocks[:i], rows, sign, lines, top, region, reach, unit)
+                _above(reduced, blocks, rows, sign, lines, top, region, unit)
                 for sign in (1.0, -1.0)
             )
             high[:, rows] = torch.where(
@@ -188,53 +184,42 @@ def preactivations(reduced: Reduced, network: Piecewise, region: Region) -> tupl
     return low, high
 
 
-def line_rows(low: Tensor, high: Tensor) -> Lines:
-    """`alpha v <= relu(v) <= slope v + shift` for v between low and high: (alpha, slope,
-    shift), of one shape.
-    """
-    up = high.clamp(min=0)
-    down = (-low).clamp(min=0)
-    width = up + down
-    slope = torch.where(width > 0, up / width.clamp(min=1e-300), 0.0)
-    return (up > down).double(), slope, slope * down
-
-
-def _substitute(
+def _above(
     reduced: Reduced,
-    before: list[slice],
+    blocks: list[slice],
     rows: slice,
     sign: float,
-    lines: Lines,
+    lines: Triangle,
     top: Tensor,
     region: Region,
-    reach: Tensor,
     unit: float,
 ) -> Tensor:
-    """An upper bound on `sign v[rows]` over the region by backward substitution of `lines`, `(m,
+    """An upper bound on `sign v[rows]` over the region by the lines of the neurons before it, `(m,
     rows)`.
 
-    top: upper bounds on z; reach: on |x|; the magnitudes of all terms times `unit` and the depth
-    cover the rounding.
+    top: upper bounds on z; the magnitudes of all terms times `unit` and the depth cover the
+    rounding.
     """
-    alpha, slope, shift = lines
-    x = sign * reduced.A[:, rows]
-    z = sign * reduced.B[:, rows]
+    before = slice(0, rows.start)
+    reach = torch.maximum(*(side.abs() for side in region.box))  # of |x|
+    start = sign * reduced.A[:, rows]
     rest = sign * reduced.c[:, rows]
-    size = rest.abs() + x.abs() @ reach + FAINT
-    for k in reversed(before):
-        positive = z[:, :, k].clamp(min=0)
-        negative = z[:, :, k].clamp(max=0)
-        v = positive * slope[:, None, k] + negative * alpha[:, None, k]
-        rest = rest + (positive @ shift[:, k, None] + v @ reduced.c[:, k, None])[..., 0]
-        inner = (
-            reduced.c[:, k].abs()
-            + reduced.A[:, k].abs() @ reach
-            + (reduced.B[:, k].abs() @ top[..., None])[..., 0]
-        )
-        size = size + (positive @ shift[:, k, None] + v.abs() @ inner[..., None])[..., 0]
-        x = x + v @ reduced.A[:, k]
-        z = z + v @ reduced.B[:, k]
-    return region.upper(x) + rest + (len(before) + 1) * unit * size
+    sides = (lines.upper[:, None], lines.lower[:, None])
+    z = sign * reduced.B[:, rows, before]
+    x, met, v = substitute(blocks, (reduced.A, reduced.B), start, z, sides)
+    shift = lines.shift[:, before, None]
+    raised = met.clamp(min=0) @ shift
+    value = rest + (raised + v @ reduced.c[:, before, None])[..., 0]
+    inner = (
+        reduced.c[:, before].abs()
+        + reduced.A[:, before].abs() @ reach
+        + (reduced.B[:, before].abs() @ top[..., None])[..., 0]
+    )
+    size = rest.abs() + start.abs() @ reach + FAINT
+    size = size + (raised + v.abs() @ inner[..., None])[..., 0]
+    depth = sum(block.stop <= rows.start for block in blocks)
+    found: Tensor = region.upper(x) + value + (depth + 1) * unit * size
+    return found
 
 
 def feeding(b: np.ndarray, fixed: np.ndarray, state: np.ndarray) -> np.ndarray:

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from conftest import ZOO
-from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.graph.region import Ball, Region
-from wassail.certificates.search import programs
-from wassail.certificates.search.cells import (
+from wassail.certificates.exact import programs
+from wassail.certificates.exact.cells import (
     enumerate_cells,
     inequalities,
     masks_at,
     steepest,
 )
-from wassail.certificates.search.programs import nearest_point
+from wassail.certificates.exact.programs import nearest_point
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.region import Ball, Region
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
 

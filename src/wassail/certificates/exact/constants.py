@@ -27,10 +27,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
-from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.graph.region import Region
-from wassail.certificates.search.frontier import Part, SharedFrontier
-from wassail.certificates.search.multipliers import (
+from wassail.certificates.exact.multipliers import (
     Form,
     Reduced,
     balance,
@@ -41,21 +38,23 @@ from wassail.certificates.search.multipliers import (
     stretched,
     tighten,
 )
-from wassail.certificates.search.opened import Heap
-from wassail.certificates.search.paths import (
+from wassail.certificates.exact.paths import (
     CLOSE,
-    Lines,
     brief,
     connected,
     influence,
-    line_rows,
     norm_of_sizes,
     path_entries,
     paths_of,
     preactivations,
     strict,
 )
-from wassail.certificates.search.polytope import feasible, polytope_of, widest_point
+from wassail.certificates.exact.polytope import feasible, polytope_of, widest_point
+from wassail.certificates.exact.relaxation import Triangle, triangle
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.region import Region
+from wassail.certificates.search.frontier import Part, SharedFrontier
+from wassail.certificates.search.open_nodes import Heap
 from wassail.certificates.search.workers import Workers, crew
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
@@ -73,9 +72,9 @@ WALKERS = 8
 ROUNDS = 40
 CHUNK = 64  # nodes bounded at once: sorted by their free neurons, so that little is padded
 # Newton steps per node, and how far from the best multipliers they aim
-STEPS = 3
+NEWTON_STEPS = 3
 GAP = 1e-2
-NEWTON = 3  # operations of a step on the multipliers, in cubes of the matrix's side
+NEWTON_CUBES = 3  # operations of a step on the multipliers, in cubes of the matrix's side
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +115,7 @@ def branch(
 
     time_limit: seconds; nodes: stop once this many partial masks were generated (the batch under
     way is finished). tick: called with (lower, upper, nodes) after every batch. The answer depends
-    on the seed only (and on the clock if it stops the search). workers: who shares the open nodes
+    on the seed only (and on the clock if it stops the search). workers: they share the open nodes
     (see `frontier`); then lower and upper are as close, but witness and nodes may differ.
     """
     if norm_in not in (1, 2, math.inf) or norm_out not in (1, 2, math.inf):
@@ -157,11 +156,8 @@ class _Node:
     state: np.ndarray
     member: int
     bound: float
-    w: np.ndarray | None = (
-        # weights and multipliers `(H,)`: float32, they are a starting point only; None: not yet
-        # bounded
-        None
-    )
+    # weights and multipliers `(H,)`: float32, they are a starting point only; None: not yet bounded
+    w: np.ndarray | None = None
     t: np.ndarray | None = None
     omega: np.ndarray | None = None  # how its inputs are stretched, if they are
     pick: int = -1  # the neuron to branch on, -1 for a full mask
@@ -413,7 +409,7 @@ class _Search(SharedFrontier[list[_Node], _Found]):
         states[rows, np.repeat([p.pick for p in parents], 2)] = rows % 2
         self.nodes += len(states)
         side = self.network.neurons + self.how.weights
-        clock.spend(len(states) * STEPS * NEWTON * side**3)
+        clock.spend(len(states) * NEWTON_STEPS * NEWTON_CUBES * side**3)
         state, possible, low, high = self.settle(torch.from_numpy(states))
         kept = possible.nonzero()[:, 0]
         kept = kept[torch.argsort((state[kept] < 0).sum(1), stable=True)]
@@ -423,7 +419,7 @@ class _Search(SharedFrontier[list[_Node], _Found]):
             above = [parents[i // 2] for i in part.tolist()]
             reduced = reduce(self.network, state[part])
             nodes = self.bound(reduced, state[part], above)
-            lines = line_rows(low[part], high[part]) if self.region.bounded else None
+            lines = triangle(low[part], high[part]) if self.region.bounded else None
             self.add(self.reach(nodes, above, reduced, lines))
 
     def bound(self, reduced: Reduced, state: Tensor, parents: list[_Node]) -> list[_Node]:
@@ -448,7 +444,7 @@ class _Search(SharedFrontier[list[_Node], _Found]):
             begin = t[rows].gather(1, order).masked_fill(index < 0, 1.0)
             some = None if omega is None else omega[rows]
             proved, w[rows], last, score, some = self.tighten(
-                part.take(rows), index, w[rows], begin, some, STEPS, GAP
+                part.take(rows), index, w[rows], begin, some, NEWTON_STEPS, GAP
             )
             if omega is not None and some is not None:
                 omega[rows] = some
@@ -456,9 +452,8 @@ class _Search(SharedFrontier[list[_Node], _Found]):
             t[rows] = t[rows].scatter(1, order, last)
             best = first_largest(score.masked_fill(index < 0, -math.inf))
             pick[rows] = index.gather(1, best[:, None])[:, 0]
-            loose = torch.from_numpy(bounds >= entries) & free.any(
-                1
-            )  # here the entries decide, not the multipliers
+            # here the entries decide, not the multipliers
+            loose = torch.from_numpy(bounds >= entries) & free.any(1)
             if loose.any():
                 flow = influence(part, self.network, sizes).masked_fill(~free, -math.inf)
                 pick = torch.where(loose, first_largest(flow), pick)
@@ -499,7 +494,7 @@ class _Search(SharedFrontier[list[_Node], _Found]):
             state = new
 
     def reach(
-        self, nodes: list[_Node], parents: list[_Node], reduced: Reduced, lines: Lines | None
+        self, nodes: list[_Node], parents: list[_Node], reduced: Reduced, lines: Triangle | None
     ) -> list[_Node]:
         """The nodes that are not closed and not proved empty, with the mask of a real point
         where one is found.

@@ -20,14 +20,13 @@ from wassail.threat import dual
 Array: TypeAlias = NDArray[np.float64]
 Task: TypeAlias = "tuple[Array, Array, Array, float]"  # a (n,), G (R, n), h (R,), nu
 Solution: TypeAlias = "tuple[Array, Array]"  # a maximiser d (n,) and multipliers u (R,) of G d <= h
-
 # a certificate for a multiplier this much larger, relatively, is accepted; the dual value pays for
 # it
 LIFT = 1e-11
 TIGHT = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 LEAST = 1e-9  # least unit of distance in `nearest_point`
 FAR = 1e11  # a polyhedron farther from the centre than this counts as empty
-WEIGHT = 1e-5  # of the undecided neurons in a least-distance program, relative to the inputs
+WEIGHT = 1e-5  # of the unstable neurons in a least-distance program, relative to the inputs
 # price of violating a side, in distances to the nearest flip: keeps linear programs feasible
 ELASTIC = 1e4
 
@@ -244,9 +243,8 @@ def recessions(
             answers.append((0.0 if solution else nu, u, None))
         else:
             d = _difference(solution[0], len(a), norm)
-            size = float(
-                np.linalg.norm(d, norm)
-            )  # 0 where nu is nothing but the solver's tolerance
+            # 0 where nu is nothing but the solver's tolerance
+            size = float(np.linalg.norm(d, norm))
             answers.append((nu, u, d / size if size > 0 else None))
     return answers
 

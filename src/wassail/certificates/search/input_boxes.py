@@ -12,20 +12,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bound import below
-from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.jacobian import entries, entry_norms
-from wassail.certificates.bounds.ranges import Rays, Span, boxed, far_ranges, ranges
+from wassail.certificates.bounds.ranges import Rays, Span, far_ranges, ranges
+from wassail.certificates.bounds.rows import rounded_up
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Region
+from wassail.certificates.search.boxes import box_balls
 from wassail.certificates.search.frontier import Frontier
-from wassail.certificates.search.opened import Table
+from wassail.certificates.search.open_nodes import Table, TensorRows
 from wassail.rounding import UNIT
 from wassail.ties import first_largest
 
@@ -33,13 +34,12 @@ CLOSE = 1e-6  # relative gap at which the search stops
 BATCH = 256  # pieces that are cut at once
 NUMBERS = 2**21  # in one tensor of a pass over many pieces
 FAR = 2.0**40  # rays are cut no further out
-OVERHEAD = (
-    25 * clock.STEP
-)  # operations that a batch costs for each node, however small: dozens of calls of torch
+# operations that a batch costs for each node, however small: dozens of calls of torch
+OVERHEAD = 25 * clock.STEP
 
 
 @dataclass(frozen=True, eq=False)
-class Pieces:
+class InputBoxes(TensorRows):
     """B pieces of a region: boxes `(B, n)`, or rays where face (the input that is infinite, else
     -1) says so.
 
@@ -57,22 +57,9 @@ class Pieces:
     own: Tensor
     cut: Tensor
 
-    def take(self, which: Tensor) -> Pieces:
-        """Some of them."""
-        return Pieces(*(getattr(self, f.name)[which] for f in fields(self)))
-
-    def join(self, other: Pieces) -> Pieces:
-        """And others."""
-        return Pieces(
-            *(torch.cat([getattr(self, f.name), getattr(other, f.name)]) for f in fields(self))
-        )
-
-    def __len__(self) -> int:
-        return len(self.bound)
-
 
 @dataclass(eq=False)
-class Search(Frontier[Pieces]):
+class InputSearch(Frontier[InputBoxes]):
     """Branch and bound on the input of a small network. Between steps `lower <= sup ||J||_{r -> s}
     <= upper` holds.
 
@@ -93,7 +80,7 @@ class Search(Frontier[Pieces]):
     settled: float = 0.0
     nodes: int = 0
     most: float = math.inf
-    tick: Callable[[Search], None] | None = None
+    tick: Callable[[InputSearch], None] | None = None
 
     def __post_init__(self) -> None:
         widest = max(node.size for node in self.graph.nodes)
@@ -102,7 +89,7 @@ class Search(Frontier[Pieces]):
         c = self.region.centre
         walls = torch.cat([c - low, high - c])
         start = (
-            float(_up(walls[torch.isfinite(walls)].clamp(min=1).amax()))
+            float(rounded_up(walls[torch.isfinite(walls)].clamp(min=1).amax()))
             if torch.isfinite(walls).any()
             else 1.0
         )
@@ -122,7 +109,7 @@ class Search(Frontier[Pieces]):
         lows = torch.stack([a for a, _, _ in boxes])
         highs = torch.stack([b for _, b, _ in boxes])
         found = self._bounded(lows, highs, face, c.new_full((len(boxes),), self.best))
-        self.open: Table[Pieces] = Table(found, descending=True)
+        self.open: Table[InputBoxes] = Table(found, descending=True)
 
     @property
     def upper(self) -> float:
@@ -160,19 +147,17 @@ class Search(Frontier[Pieces]):
         closed = self.open.split(~(self.open.rows.bound > self.lower * (1 + CLOSE)))
         self.settled = max([self.settled, *closed.bound.tolist()])
 
-    def _halves(self, p: Pieces) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _halves(self, p: InputBoxes) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The halves of pieces: low, high, face, the bound of the whole, and which pieces
         cannot be cut.
         """
         rows = torch.arange(len(p.cut), device=p.cut.device)
         outward = p.face == p.cut
-        side = torch.where(torch.isinf(p.low), p.high, p.low)[
-            rows, p.cut
-        ]  # of rays cut there: the start, with its sign
+        # of rays cut there: the start, with its sign
+        side = torch.where(torch.isinf(p.low), p.high, p.low)[rows, p.cut]
         at = torch.where(outward, 2 * side, (p.low + (p.high - p.low) / 2)[rows, p.cut])
-        stuck = (
-            (at <= p.low[rows, p.cut]) | (at >= p.high[rows, p.cut]) | (at.abs() > FAR)
-        )  # neighbours, or too far out
+        # neighbours, or too far out
+        stuck = (at <= p.low[rows, p.cut]) | (at >= p.high[rows, p.cut]) | (at.abs() > FAR)
         left = p.high.clone()
         right = p.low.clone()
         left[rows, p.cut], right[rows, p.cut] = at, at
@@ -211,7 +196,7 @@ class Search(Frontier[Pieces]):
         top = torch.minimum(c + top + slack, self.region.high)
         return torch.minimum(least, top), top  # the slack keeps a box from being empty
 
-    def _points(self, p: Pieces) -> Tensor:
+    def _points(self, p: InputBoxes) -> Tensor:
         """One point of each piece, `(B, n)`; on rays at twice the distance where they start."""
         rows = torch.arange(len(p.face), device=p.face.device)
         middle = p.low + (p.high - p.low) / 2
@@ -221,7 +206,7 @@ class Search(Frontier[Pieces]):
         out = self.region.centre + 2 * side.abs()[:, None] * middle
         return self.region.inside(torch.where(rays[:, None], out, middle))
 
-    def _look(self, p: Pieces) -> None:
+    def _look(self, p: InputBoxes) -> None:
         """Raise the lower side by the best of one point of each piece, and by climbing from
         there.
         """
@@ -251,7 +236,7 @@ class Search(Frontier[Pieces]):
         )
         return distance <= self.region.radius * (1 + 1e-12)
 
-    def _bounded(self, low: Tensor, high: Tensor, face: Tensor, parent: Tensor) -> Pieces:
+    def _bounded(self, low: Tensor, high: Tensor, face: Tensor, parent: Tensor) -> InputBoxes:
         """The pieces with bounds on the norm, no larger than `parent`, and with the input to
         cut.
         """
@@ -267,7 +252,7 @@ class Search(Frontier[Pieces]):
             spans = (
                 far_ranges(self.graph, self._rays(a, b, k))
                 if rays
-                else ranges(self.graph, _boxes(a, b))
+                else ranges(self.graph, box_balls(a, b))
             )
             least, top = entries(self.graph, spans)
             own[some] = entry_norms(least, top, self.norm_in, self.norm_out)
@@ -276,7 +261,7 @@ class Search(Frontier[Pieces]):
                 if rays
                 else _smear(b - a, torch.maximum(least.abs(), top.abs()))
             )
-        return Pieces(low, high, face, torch.fmin(parent, own), own, cut)
+        return InputBoxes(low, high, face, torch.fmin(parent, own), own, cut)
 
     def _rays(self, low: Tensor, high: Tensor, face: Tensor) -> Rays:
         rows = torch.arange(len(face), device=face.device)
@@ -297,12 +282,6 @@ class Search(Frontier[Pieces]):
         return first_largest(width)
 
 
-def _boxes(low: Tensor, high: Tensor) -> Balls:
-    x = low + (high - low) / 2
-    above, below = (torch.where(side > 0, _up(side), 0.0) for side in (high - x, x - low))
-    return boxed(x, below, above)
-
-
 def _smear(width: Tensor, steep: Tensor) -> Tensor:
     """The input to cut: where width `(N, n)` times slope `(N, m, n)` is largest (Kearfott 1996).
 
@@ -310,7 +289,3 @@ def _smear(width: Tensor, steep: Tensor) -> Tensor:
     """
     steep = torch.nan_to_num(steep, nan=1e300, posinf=1e300).amax(1)
     return first_largest(width * (steep + 0.1 * steep.amax(1, keepdim=True) + 1e-300))
-
-
-def _up(values: Tensor) -> Tensor:
-    return torch.nextafter(values, torch.full_like(values, math.inf))

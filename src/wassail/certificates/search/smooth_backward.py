@@ -10,7 +10,7 @@ from wassail.certificates.search.cuts import Cuts
 from wassail.certificates.search.intervals import Forms, Held, Intervals
 
 
-class Pass:
+class SmoothBackward:
     """The smooth neurons in one backward pass."""
 
     def __init__(self, intervals: Intervals, held: Held, cuts: Cuts, forms: Forms | None) -> None:
@@ -24,7 +24,7 @@ class Pass:
     @classmethod
     def make(
         cls, intervals: Intervals, held: Held | None, cuts: Cuts, kind: Arithmetic
-    ) -> Pass | None:
+    ) -> SmoothBackward | None:
         """None where there are no smooth neurons."""
         if held is None:
             return None

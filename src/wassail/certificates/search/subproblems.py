@@ -1,4 +1,4 @@
-"""Domains of a branch and bound on margins, and what an ascent may change in them."""
+"""Subproblems of a branch and bound on margins, and what an ascent may change in them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.search.cuts import Cuts
-from wassail.certificates.search.passes import Pass
+from wassail.certificates.search.smooth_backward import SmoothBackward
 
 SLOPES = 1.0  # steps of the slopes of cut neurons, beside those of multipliers
 TIE = 2.0**-13  # scores that differ by less, relative to the largest, are equal
@@ -18,8 +18,8 @@ HOSTED = ("owner", "rival", "depth", "bound", "pick")  # what is kept on the CPU
 
 
 @dataclass(frozen=True, eq=False)
-class Domains:
-    """R domains of a tree.
+class Subproblems:
+    """R subproblems of a tree.
 
     On the CPU, where the next ones are chosen: owner `(R,)`, the place of its sample in the tree;
     rival `(R,)`, of the row `e_rival - e_y`; depth `(R,)`, how many neurons are fixed; bound
@@ -39,26 +39,26 @@ class Domains:
     beta: Tensor
     cuts: Cuts
 
-    def take(self, rows: Tensor) -> Domains:
+    def take(self, rows: Tensor) -> Subproblems:
         """Some of them, by indices on the CPU."""
         there = rows.to(self.sign.device, non_blocking=True)
         few = {name: getattr(self, name)[rows] for name in HOSTED}
         many = {name: getattr(self, name)[there] for name in ("sign", "alpha", "beta")}
-        return Domains(**few, **many, cuts=self.cuts.take(there))
+        return Subproblems(**few, **many, cuts=self.cuts.take(there))
 
-    def where(self, mask: Tensor) -> Domains:
+    def where(self, mask: Tensor) -> Subproblems:
         """Some of them, by a mask on the CPU."""
         return self if bool(mask.all()) else self.take(mask.nonzero()[:, 0])
 
-    def unproved(self) -> Domains:
+    def unproved(self) -> Subproblems:
         """Those whose bound is not above 0, NaN among them."""
         return self.where(~(self.bound > 0))
 
-    def join(self, other: Domains) -> Domains:
+    def join(self, other: Subproblems) -> Subproblems:
         """These, then the others."""
         tensors = [f.name for f in fields(self) if f.name != "cuts"]
         parts = {k: torch.cat([getattr(self, k), getattr(other, k)]) for k in tensors}
-        return Domains(**parts, cuts=self.cuts.join(other.cuts))
+        return Subproblems(**parts, cuts=self.cuts.join(other.cuts))
 
     def __len__(self) -> int:
         return len(self.rival)
@@ -66,16 +66,16 @@ class Domains:
 
 @dataclass(frozen=True, eq=False)
 class Margin:
-    """Lower bounds on the margins of R domains.
+    """Lower bounds on the margins of R subproblems.
 
-    value `(R,)`; scores: of each node, what the relaxation of its undecided neurons adds, `(R, u)`,
+    value `(R,)`; scores: of each node, what the relaxation of its unstable neurons adds, `(R, u)`,
     if asked; sizes: of each node, their coefficients; smooth: the same for smooth neurons.
     """
 
     value: Tensor
     scores: Mapping[int, Tensor]
     sizes: Mapping[int, Tensor]
-    smooth: Pass | None
+    smooth: SmoothBackward | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,11 +89,11 @@ class Unknowns:
     cut: bool
 
     @classmethod
-    def of(cls, domains: Domains) -> Unknowns:
-        """Where domains begin."""
-        cuts = domains.cuts
-        relus = bool(domains.sign.shape[1])
-        values = [domains.alpha, domains.beta] if relus else []
+    def of(cls, subproblems: Subproblems) -> Unknowns:
+        """Where subproblems begin."""
+        cuts = subproblems.cuts
+        relus = bool(subproblems.sign.shape[1])
+        values = [subproblems.alpha, subproblems.beta] if relus else []
         values += [cuts.up, cuts.down, cuts.under, cuts.over] if cuts.width else []
         return cls([v.clone() for v in values], relus, bool(cuts.width))
 
@@ -101,15 +101,15 @@ class Unknowns:
         """The same, to take gradients of."""
         return replace(self, values=[v.detach().requires_grad_(True) for v in self.values])
 
-    def parts(self, domains: Domains) -> tuple[Tensor, Tensor, Cuts]:
+    def parts(self, subproblems: Subproblems) -> tuple[Tensor, Tensor, Cuts]:
         """Slopes and multipliers of ReLUs, and the cuts."""
-        alpha, beta = self.values[:2] if self.relus else (domains.alpha, domains.beta)
+        alpha, beta = self.values[:2] if self.relus else (subproblems.alpha, subproblems.beta)
         if not self.cut:
-            return alpha, beta, domains.cuts
+            return alpha, beta, subproblems.cuts
         up, down, under, over = self.values[-4:]
-        return alpha, beta, replace(domains.cuts, up=up, down=down, under=under, over=over)
+        return alpha, beta, replace(subproblems.cuts, up=up, down=down, under=under, over=over)
 
-    def scales(self, sizes: Tensor, smooth: Pass | None) -> list[Tensor]:
+    def scales(self, sizes: Tensor, smooth: SmoothBackward | None) -> list[Tensor]:
         """Units of the steps: 1 for the slopes of ReLUs, the width of the range of `f'` for those
         of cut neurons, and for multipliers the coefficients that they stand beside.
 

@@ -1,4 +1,4 @@
-"""Values and gradients of the bounds of domains in networks of ReLUs, written out.
+"""Values and gradients of the bounds of subproblems in networks of ReLUs, written out.
 
 An ascent proves nothing: it looks for slopes and multipliers. So it is done in float32, without
 rounding errors, and without a record of its operations for `torch.autograd`, whose small tensors
@@ -13,25 +13,19 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.bounds.backward import Backward
-from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.rows import flattened, of_owner, unflattened
-from wassail.certificates.graph.graph import Affine, Input, Relu
 from wassail.certificates.search.neurons import Neurons, Rows
 from wassail.ties import loud
 
 
-def climbs(sweep: Sweep) -> bool:
-    """Whether a network has nothing but affine maps and ReLUs, as `Climb` needs it."""
-    return all(isinstance(node.op, Input | Affine | Relu) for node in sweep.graph.nodes)
-
-
-class Climb:
-    """The bounds of a batch of domains as functions of slopes and multipliers.
+class ReluGradient:
+    """The bounds of a batch of subproblems as functions of slopes and multipliers, in a network
+    that has nothing but affine maps and ReLUs.
 
     Args:
-        neurons: undecided ones of the samples, one node with some at least.
-        rows: where the domains belong.
-        sign: of the domains, `(R, U)`.
+        neurons: unstable ones of the samples, one node with some at least.
+        rows: where the subproblems belong.
+        sign: of the subproblems, `(R, U)`.
     """
 
     def __init__(self, neurons: Neurons, rows: Rows, sign: Tensor) -> None:
@@ -105,11 +99,11 @@ class Climb:
     def _reached(
         self, point: Tensor, found: dict[int, Tensor], flat: Tensor, below: Tensor
     ) -> Tensor:
-        """What the relaxed network makes of the worst inputs at the undecided neurons, `(R, U)`.
+        """What the relaxed network makes of the worst inputs at the unstable neurons, `(R, U)`.
 
         Args:
             point: the worst inputs, `(R, n)`.
-            found: coefficients of the undecided neurons of each node.
+            found: coefficients of the unstable neurons of each node.
             flat: slopes of their lines where those are negative, `(R, U)`.
             below: the shifts of these lines, `(R, U)`.
         """
@@ -148,7 +142,7 @@ class Climb:
         return Backward(self.sweep.graph, self.kind, weight, none, self.rows.owner, sure=False)
 
     def _begun(self) -> dict[int, Tensor]:
-        """The coefficients above the last undecided neurons: no slope changes them."""
+        """The coefficients above the last unstable neurons: no slope changes them."""
         nodes = self.sweep.graph.nodes
         eye = torch.eye(self.sweep.graph.outputs, dtype=self.kind.dtype, device=self.sign.device)
         last = len(nodes) - 1
@@ -159,7 +153,7 @@ class Climb:
         return back.weight
 
     def _live(self) -> dict[int, slice]:
-        """The nodes with undecided neurons that lead to the output, and their columns."""
+        """The nodes with unstable neurons that lead to the output, and their columns."""
         nodes = self.sweep.graph.nodes
         found = {len(nodes) - 1}
         for i in range(len(nodes) - 1, 0, -1):
@@ -168,7 +162,7 @@ class Climb:
         return {i: part for i, part in self.neurons.parts.items() if i in found}
 
     def _needed(self) -> set[int]:
-        """The nodes whose values lead to undecided neurons."""
+        """The nodes whose values lead to unstable neurons."""
         nodes = self.sweep.graph.nodes
         found = {j for i in self.parts for j in nodes[i].inputs}
         for i in range(self.top, 0, -1):

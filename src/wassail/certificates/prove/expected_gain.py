@@ -39,7 +39,7 @@ class BracketReporter:
         self.tick(1 - gap / self.first if self.first > 0 else 1.0)
 
 
-class Promises:
+class ExpectedGain:
     """What pieces of work of one kind promised, and what they kept of it.
 
     It begins with a piece as large as the first one, that kept what is usual.
@@ -64,7 +64,7 @@ class Promises:
         return self.kept / self.promised if self.promised > 0 else self.usual
 
 
-def kept_share(records: Mapping[int, Promises], kind: int, usual: float) -> float:
+def kept_share(records: Mapping[int, ExpectedGain], kind: int, usual: float) -> float:
     """The share that work of a kind keeps; before the first piece, that of the kind before it."""
     known = [records[k].share for k in range(kind + 1) if k in records]
     return known[-1] if known else usual

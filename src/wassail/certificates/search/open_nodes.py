@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Generic, Protocol, Self, TypeVar
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from wassail.ties import in_order
 
-MOST = 512  # nodes handed out at once
+HANDED_OUT_NODES = 512  # nodes handed out at once
 
 
 class Bounded(Protocol):
@@ -38,6 +39,23 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
 
+@dataclass(frozen=True, eq=False)
+class TensorRows:
+    """A record of tensors with a row for each node: some of them, or two after each other."""
+
+    def take(self, rows: Tensor) -> Self:
+        """Some of them, by indices or a mask."""
+        return type(self)(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+    def join(self, other: Self) -> Self:
+        """These, then the others."""
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return type(self)(*(torch.cat(pair) for pair in pairs))
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
+
 NodesT = TypeVar("NodesT")  # several nodes: a list, or rows
 NodeT = TypeVar("NodeT", bound=Bounded)
 RowsT = TypeVar("RowsT", bound=Rows)
@@ -59,7 +77,7 @@ class Open(Protocol[NodesT]):
         """Take out the first so many."""
 
     def share(self, shares: int) -> NodesT:
-        """Take out every so many-th, hard and easy ones alike, at most MOST."""
+        """Take out every so many-th, hard and easy ones alike, at most HANDED_OUT_NODES."""
 
     def everything(self) -> NodesT:
         """All of them, in no order."""
@@ -106,10 +124,10 @@ class Heap(Generic[NodeT]):
         return taken
 
     def share(self, shares: int) -> list[NodeT]:
-        """Take out every so many-th, at most MOST."""
+        """Take out every so many-th, at most HANDED_OUT_NODES."""
         taken: list[NodeT] = []
         rest: list[tuple[float, int, NodeT]] = []
-        while self.entries and len(taken) < MOST:
+        while self.entries and len(taken) < HANDED_OUT_NODES:
             taken.append(heapq.heappop(self.entries)[2])
             between = min(shares - 1, len(self.entries))
             rest += [heapq.heappop(self.entries) for _ in range(between)]
@@ -180,9 +198,9 @@ class Table(Generic[RowsT]):
         return taken
 
     def share(self, shares: int) -> RowsT:
-        """Take out every so many-th, at most MOST; all stay in their order."""
+        """Take out every so many-th, at most HANDED_OUT_NODES; all stay in their order."""
         chosen = torch.zeros(len(self.rows), dtype=torch.bool)
-        chosen[self.order()[::shares][:MOST]] = True
+        chosen[self.order()[::shares][:HANDED_OUT_NODES]] = True
         return self.split(chosen)
 
     def split(self, chosen: Tensor) -> RowsT:

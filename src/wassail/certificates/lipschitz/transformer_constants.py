@@ -27,25 +27,16 @@ from wassail.certificates.lipschitz.attention import (
     region_bound,
     spectral,
 )
-from wassail.certificates.lipschitz.layout import Attention, axes_of, find, letters_of, normalised
+from wassail.certificates.lipschitz.layout import Attention, axes_of, find, letters_of
 from wassail.rounding import UNIT, sized
 
 UP = 1e-12  # added to a logarithm at every step, which is off by less
-
-
-WIDEST = (
-    1024  # matrices of up to this many rows and columns are multiplied to see how they act together
-)
-
-
+# matrices of up to this many rows and columns are multiplied to see how they act together
+WIDEST = 1024
 MATRICES = 2**22  # numbers in the derivatives of all tokens of a node
-
-
-ROOM = (
-    2**25
-    # numbers in the largest tensor of a region's attention bound; above it the bound on the ball is
-    # taken
-)
+# numbers in the largest tensor of a region's attention bound; above it the bound on the ball is
+# taken
+ROOM = 2**25
 
 
 def radius(graph: Graph, i: int) -> float:
@@ -53,16 +44,14 @@ def radius(graph: Graph, i: int) -> float:
     bias; inf for other nodes.
     """
     node = graph.nodes[i]
-    if isinstance(node.curve, Normalise):
-        return math.sqrt(node.shape[-1]) * (1 + UP)
-    if not normalised(graph, i):
+    if node.curve is not None:
+        return node.curve.longest(node.shape) * (1 + UP)
+    before = graph.nodes[node.inputs[0]].curve if node.inputs else None
+    if not isinstance(node.map, Scale) or before is None:
         return math.inf
-    assert isinstance(node.map, Scale)
+    longest = before.longest(node.shape) * float(node.map.factor.abs().max())
     bias = torch.zeros(1) if node.bias is None else node.bias.expand(node.shape)
-    return (
-        math.sqrt(node.shape[-1]) * float(node.map.factor.abs().max())
-        + float(bias.norm(dim=-1).max())
-    ) * (1 + UP)
+    return (longest + float(bias.norm(dim=-1).max())) * (1 + UP)
 
 
 def everywhere(
@@ -130,7 +119,7 @@ class _Tokens:
 
 
 @dataclass(frozen=True, eq=False)
-class Walk:
+class TransformerConstants:
     """Euclidean constants of the steps of a graph over a region, and of what lies between two
     nodes.
 
@@ -145,7 +134,9 @@ class Walk:
     _known: dict[int, float] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, graph: Graph, region: Region, known: Mapping[int, Span] | None = None) -> Walk:
+    def make(
+        cls, graph: Graph, region: Region, known: Mapping[int, Span] | None = None
+    ) -> TransformerConstants:
         """Over a region; known: as in `everywhere`. The ranges come from the graph's device,
         the walk is on the CPU.
         """
@@ -190,7 +181,6 @@ class Walk:
         few = len(node.shape) > 0 and node.size * node.shape[-1] <= MATRICES
         return _Tokens.start(i, node) if self.close and few else None
 
-    # long: it is one case for each kind of node
     def _carry(self, i: int, given: Sequence[_Tokens]) -> _Tokens | None:
         """The derivative of node i from those of its inputs by the same base; None if it mixes
         tokens.
@@ -332,9 +322,8 @@ class Walk:
         """A ReLU, an activation, a softmax or a normalisation, by the range of its input."""
         node = self.graph.nodes[i]
         span = self.spans[node.inputs[0]]
-        if isinstance(
-            node.curve, Softmax
-        ):  # diag(p) - p p^T <= diag(p), and its norm is 1/2 at most
+        # diag(p) - p p^T <= diag(p), and its norm is 1/2 at most
+        if isinstance(node.curve, Softmax):
             return log(min(0.5, float(self.spans[i][1].max())))
         if isinstance(node.curve, Normalise):
             low, high = span

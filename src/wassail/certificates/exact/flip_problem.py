@@ -1,9 +1,9 @@
-"""The relaxed problem of the nearest flip."""
+"""The problem of the nearest flip in one ball: its relaxation on nodes, and exact programs."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,9 +13,11 @@ from torch import Tensor
 from wassail import rounding
 from wassail.certificates.bounds.condense import STEPS, absolute, layered
 from wassail.certificates.bounds.ranges import bounds_on, gamma
+from wassail.certificates.exact.programs import Array, shortest, shortest_euclidean
+from wassail.certificates.exact.relaxation import Triangle, substitute, triangle
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Ball, Region
-from wassail.certificates.search.programs import Array, shortest, shortest_euclidean
+from wassail.certificates.search.open_nodes import TensorRows
 from wassail.geometry import plane_step
 from wassail.rounding import UNIT, sized
 from wassail.threat import Domain, dual
@@ -23,17 +25,15 @@ from wassail.ties import steep_below
 
 # nodes split at once, and numbers in the largest tensor of that: at most
 BATCH = 128
-
-
 MEMORY = 2**25
 
 
 @dataclass(frozen=True, eq=False)
-class Nodes:
+class Nodes(TensorRows):
     """Nodes of the search, one row each: rival `(m,)`; side, low, high, alpha, beta `(m, H)`; bound
     `(m,)`; pick `(m, .)`.
 
-    side: 1 on, 0 off, -1 undecided; low, high: the span of v in the ball, given the sides; pick:
+    side: 1 on, 0 off, -1 unstable; low, high: the span of v in the ball, given the sides; pick:
     the neurons to split on next.
     """
 
@@ -46,22 +46,9 @@ class Nodes:
     bound: Tensor
     pick: Tensor
 
-    def __len__(self) -> int:
-        return len(self.rival)
-
-    def take(self, rows: Tensor) -> Nodes:
-        """Some of them, by index or mask."""
-        return Nodes(*(getattr(self, f.name)[rows] for f in fields(self)))
-
-    def join(self, other: Nodes) -> Nodes:
-        """Both."""
-        return Nodes(
-            *(torch.cat([getattr(self, f.name), getattr(other, f.name)]) for f in fields(self))
-        )
-
 
 @dataclass(frozen=True, eq=False)
-class RelaxedLine:
+class RelaxedLine(TensorRows):
     """`<a, x> + b` below the margin on each node, rounding taken off b: a `(m, n)`, b `(m,)`.
 
     w `(m, H)`: the coefficient that every neuron's output had; factor, shift `(m, H)`: the line
@@ -73,10 +60,6 @@ class RelaxedLine:
     w: Tensor
     factor: Tensor
     shift: Tensor
-
-    def take(self, rows: Tensor) -> RelaxedLine:
-        """Some of them, by index or mask."""
-        return RelaxedLine(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
 class Relaxed:
@@ -128,9 +111,8 @@ class Relaxed:
         # the rest of gamma(small) of theirs; along a line these magnitudes add up to `lam top +
         # <|v|, size>` in all. Twice, for products and lines.
         self.error = 2 * gamma(small)
-        widest = max(
-            (rows.stop - rows.start for rows in self.blocks), default=1
-        )  # `tighten` holds (2 batch, 2 widest, n + H)
+        # `tighten` holds (2 batch, 2 widest, n + H)
+        widest = max((rows.stop - rows.start for rows in self.blocks), default=1)
         self.batch = max(1, min(BATCH, MEMORY // (4 * widest * (net.inputs + net.neurons))))
 
     def roots(self) -> Nodes:
@@ -153,45 +135,26 @@ class Relaxed:
             torch.zeros(m, 0).long(),
         )
 
-    def chords(self, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
-        """The sign of each side (0: undecided), and the upper line of each neuron: factor and
-        shift, `(m, H)` each.
-        """
-        sign = torch.where(nodes.side < 0, 0.0, torch.where(nodes.side == 1, 1.0, -1.0)).double()
-        low = nodes.low.clamp(max=0)
-        high = nodes.high.clamp(min=0)
-        width = torch.where(high > low, high - low, 1.0)
-        up = torch.where(
-            nodes.side < 0,
-            (high - self.slope * low) / width,
-            torch.where(nodes.side == 1, 1.0, self.slope),
-        )
-        return sign, up, torch.where(nodes.side < 0, (self.slope - up) * low, 0.0)
+    def lines(self, nodes: Nodes) -> Triangle:
+        """The lines of each neuron on each node, `(m, H)` each."""
+        return triangle(nodes.low, nodes.high, self.slope, nodes.side)
 
     def line(self, nodes: Nodes, weight: Tensor | float = 1.0) -> RelaxedLine:
         """The line of the multipliers of each node; weight `(m, 1)`: `lam`, of the margin
         itself.
         """
-        sign, up, shift = self.chords(nodes)
+        _, up, shift = self.lines(nodes)
         down = torch.where(nodes.side < 0, nodes.alpha, up)
-        w = weight * self.D[nodes.rival]
-        v = torch.zeros_like(nodes.low)
-        factor = torch.zeros_like(nodes.low)
-        for rows in reversed(self.blocks):
-            factor[:, rows] = torch.where(w[:, rows] >= 0, down[:, rows], up[:, rows])
-            v[:, rows] = w[:, rows] * factor[:, rows] - sign[:, rows] * nodes.beta[:, rows]
-            w[:, : rows.start] += v[:, rows] @ self.B[rows, : rows.start]
+        sign = torch.where(nodes.side == 1, 1.0, -1.0)
+        push = torch.where(nodes.side < 0, 0.0, -sign * nodes.beta)
+        z = weight * self.D[nodes.rival]
+        x = weight * self.C[nodes.rival]
+        a, w, v = substitute(self.blocks, (self.A, self.B), x, z, (down, up), push)
         shift = torch.where(w < 0, shift, 0.0)
-        a = weight * self.C[nodes.rival] + v @ self.A
         weight = weight[:, 0] if isinstance(weight, Tensor) else weight
         b = weight * self.e[nodes.rival] + v @ self.c + (w * shift).sum(1)
-        return RelaxedLine(
-            a,
-            b - self.error * (weight * self.top[nodes.rival] + v.abs() @ self.size),
-            w,
-            factor,
-            shift,
-        )
+        error = self.error * (weight * self.top[nodes.rival] + v.abs() @ self.size)
+        return RelaxedLine(a, b - error, w, torch.where(w >= 0, down, up), shift)
 
     def forward(self, line: RelaxedLine, x: Tensor) -> Tensor:
         """The inputs `(m, H)` of the neurons at points `(m, n)`, every neuron replaced by its
@@ -208,44 +171,37 @@ class Relaxed:
         """The spans again, given the sides, and the sides that follow from them; nodes that
         cannot be are dropped.
         """
-        m = len(nodes)
-        _, up, shift = self.chords(nodes)
-        low = nodes.low.clone()
-        high = nodes.high.clone()
-        side = nodes.side.clone()
-        for k, rows in enumerate(self.blocks):
-            if k > 0:
-                own = torch.cat([self.B[rows, : rows.start], -self.B[rows, : rows.start]])
-                w = own.expand(m, -1, -1).clone()
-                a = torch.cat([self.A[rows], -self.A[rows]]).expand(m, -1, -1)
-                b = torch.cat([self.c[rows], -self.c[rows]]).expand(m, -1)
-                size = self.size[rows].repeat(2).expand(m, -1)
-                down = torch.where(
-                    side < 0, torch.where(steep_below(low, high), 1.0, self.slope), up
-                )
-                for before in reversed(self.blocks[:k]):
-                    here = w[:, :, before]
-                    v = here * torch.where(here >= 0, down[:, None, before], up[:, None, before])
-                    b = b + v @ self.c[before] + (here.clamp(max=0) * shift[:, None, before]).sum(2)
-                    a = a + v @ self.A[before]
-                    size = size + v.abs() @ self.size[before]
-                    w[:, :, : before.start] += v @ self.B[before, : before.start]
-                least = b + a @ self.x - self.swing(a) - self.error * size
-                half = rows.stop - rows.start
-                low[:, rows] = torch.maximum(low[:, rows], least[:, :half])
-                high[:, rows] = torch.minimum(high[:, rows], -least[:, half:])
-                free = side[:, rows] < 0
-                side[:, rows] = torch.where(
-                    free & (low[:, rows] >= 0),
-                    1,
-                    torch.where(free & (high[:, rows] <= 0), 0, side[:, rows]),
-                )
-                nodes = replace(nodes, side=side, low=low, high=high)
-                _, up, shift = self.chords(nodes)
-        impossible = (
-            (low > high) | ((nodes.side == 1) & (high < 0)) | ((nodes.side == 0) & (low > 0))
-        )
+        for rows in self.blocks[1:]:
+            low, high, side = (v.clone() for v in (nodes.low, nodes.high, nodes.side))
+            least, most = self.spans(rows, self.lines(nodes))
+            low[:, rows] = torch.maximum(low[:, rows], least)
+            high[:, rows] = torch.minimum(high[:, rows], most)
+            free = side[:, rows] < 0
+            on = free & (low[:, rows] >= 0)
+            off = free & (high[:, rows] <= 0)
+            side[:, rows] = torch.where(on, 1, torch.where(off, 0, side[:, rows]))
+            nodes = replace(nodes, side=side, low=low, high=high)
+        low, high, side = nodes.low, nodes.high, nodes.side
+        impossible = (low > high) | ((side == 1) & (high < 0)) | ((side == 0) & (low > 0))
         return nodes.take(~impossible.any(1))
+
+    def spans(self, rows: slice, lines: Triangle) -> tuple[Tensor, Tensor]:
+        """Bounds on the neurons of a layer in the ball, `(m, rows)` each, by the lines of those
+        before it.
+        """
+        m = len(lines.lower)
+        x, z, c = (
+            torch.cat([v, -v]) for v in (self.A[rows], self.B[rows, : rows.start], self.c[rows])
+        )
+        sides = (lines.lower[:, None], lines.upper[:, None])
+        z = z.expand(m, -1, -1)
+        a, w, v = substitute(self.blocks, (self.A, self.B), x, z, sides)
+        before = slice(0, rows.start)
+        b = c + v @ self.c[before] + (w.clamp(max=0) * lines.shift[:, None, before]).sum(2)
+        size = self.size[rows].repeat(2) + v.abs() @ self.size[before]
+        least = b + a @ self.x - self.swing(a) - self.error * size
+        half = rows.stop - rows.start
+        return least[:, :half], -least[:, half:]
 
     def swing(self, a: Tensor) -> Tensor:
         """An upper bound on `max <-a, x' - x>` over the ball and the box, for rows `(..., n)`."""
@@ -281,10 +237,11 @@ class Relaxed:
             p = torch.where(step >= step.amax(1, keepdim=True) * (1 - 1e-12), size, 0.0)
         room = torch.where(line.a > 0, self.below, self.above)
         best = torch.zeros_like(gap)
+        # nothing left to Hoelder: the walls alone keep it away
         for part in (
             p,
             torch.zeros_like(p),
-        ):  # nothing left to Hoelder: the walls alone keep it away
+        ):
             rest = gap - (room * (size - part)).sum(1)
             length = rounding.length(part, dual(self.norm), 1)
             far = torch.where(length > 0, rest / torch.where(length > 0, length, 1.0), math.inf)
@@ -313,7 +270,7 @@ def solve_program(
 ) -> Answer | None:
     """The relaxed problem of one node, solved exactly; None if the solver gives up.
 
-    Over `u = (x' - x) / reach` and the undecided `z / width`, rows `table (u, z) <= limit`: the
+    Over `u = (x' - x) / reach` and the unstable `z / width`, rows `table (u, z) <= limit`: the
     margin, the sides, and the triangles, all of them of order one. The margin has to fall below 0
     by the noise of its evaluation, so that the point that comes out is seen as a flip.
     """
@@ -391,7 +348,7 @@ def _rows(
     n = len(net.x)
     j = int(node.rival[0])
     slope = net.slope.numpy()[free][:, None]
-    _, up, shift = (part[0].numpy()[free] for part in net.chords(node))
+    _, up, shift = (part[0].numpy()[free] for part in net.lines(node))
     top = net.D[j].numpy() @ z
     top[:n] += reach * net.C[j].numpy()
     top[-1] += float(net.C[j] @ net.x + net.e[j])

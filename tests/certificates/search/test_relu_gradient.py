@@ -13,9 +13,9 @@ from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.graph.reader import read
 from wassail.certificates.search import tree as trees
-from wassail.certificates.search.climb import Climb, climbs
-from wassail.certificates.search.domains import Domains, largest
 from wassail.certificates.search.neurons import Rows
+from wassail.certificates.search.relu_gradient import ReluGradient
+from wassail.certificates.search.subproblems import Subproblems, largest
 from wassail.certificates.search.tree import Tree
 from wassail.threat import Domain
 
@@ -61,9 +61,9 @@ def _grown(
     samples: int,
     least: float = 1.0,
     domain: Domain = (0.0, 1.0),
-) -> tuple[Tree, Domains]:
-    """Domains with some signs fixed at random, slopes and multipliers at random; of samples of a
-    sweep that has one more and another order.
+) -> tuple[Tree, Subproblems]:
+    """Subproblems with some signs fixed at random, slopes and multipliers at random; of samples of
+    a sweep that has one more and another order.
     """
     torch.manual_seed(3)
     make, shape = NETWORKS[name]
@@ -102,10 +102,10 @@ def test_values_and_gradients_are_those_of_autograd(
     beta = domains.beta.clone().requires_grad_(True)
     other = tree._margin(tree.sweep.fast, rows, None, domains.sign, alpha, beta, domains.cuts)
     by_alpha, by_beta = torch.autograd.grad(other.value.sum(), [alpha, beta])
-    climb = Climb(tree, rows, domains.sign)
+    climb = ReluGradient(tree, rows, domains.sign)
     value, gains, sizes, pulls = climb.value(domains.alpha, domains.beta, True)
     alone = climb.value(domains.alpha, domains.beta, False)
-    assert climbs(tree.sweep) and len(tree.parts) > 0
+    assert not tree.sweep.graph.smooth and len(tree.parts) > 0
     scale = float(other.value.detach().abs().max())
     assert (value - other.value.detach()).abs().max() < 1e-5 * scale
     assert (alone[0] - value).abs().max() < 1e-5 * scale and not alone[3]
@@ -156,13 +156,13 @@ def test_what_is_above_0_was_evaluated_in_float64(
     below = (right.bound < 0) & (right.bound != again)  # as float32 had them
     assert bool(sure.any()) and bool(below.any())
     assert torch.equal(right.bound[sure], again[sure])
-    value = Climb.value
+    value = ReluGradient.value
 
-    def flattered(self: Climb, *args: Any) -> object:
+    def flattered(self: ReluGradient, *args: Any) -> object:
         found, *rest = value(self, *args)
         return (found + 100.0, *rest)
 
-    monkeypatch.setattr(trees.Climb, "value", flattered)
+    monkeypatch.setattr(trees.ReluGradient, "value", flattered)
     fooled = tree.bounded(domains, 4)
     again, _ = tree._proved(fooled)
     assert torch.equal(fooled.bound, again)
@@ -175,13 +175,13 @@ def test_what_float32_nearly_proves_or_cannot_tell_is_evaluated_in_float64(
 ) -> None:
     """Half of what is clear below 0, and a number that is none."""
     tree, domains = _grown("mlp", math.inf, 3, 0.3)
-    value = Climb.value
+    value = ReluGradient.value
 
-    def blurred(self: Climb, *args: Any) -> object:
+    def blurred(self: ReluGradient, *args: Any) -> object:
         found, *rest = value(self, *args)
         return (0 * found + share * trees.CLEAR * self.size, *rest)
 
-    monkeypatch.setattr(trees.Climb, "value", blurred)
+    monkeypatch.setattr(trees.ReluGradient, "value", blurred)
     unsure = tree.bounded(domains, 3)
     again, _ = tree._proved(unsure)
     assert torch.equal(unsure.bound, again) and bool((again > 0).any())
@@ -192,17 +192,17 @@ def test_the_next_neuron_is_chosen_where_the_bound_was_best(
 ) -> None:
     """Not where the ascent ended: here its second of six steps is the best."""
     tree, domains = _grown("mlp", 1.0, 3)
-    value = Climb.value
+    value = ReluGradient.value
     calls = itertools.count(1)
 
-    def worse(self: Climb, *args: Any) -> object:
+    def worse(self: ReluGradient, *args: Any) -> object:
         found, *rest = value(self, *args)
         return (found - (900.0 if next(calls) == 2 else 1000.0), *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trees.Climb, "value", worse)
+        patch.setattr(trees.ReluGradient, "value", worse)
         found = tree.bounded(domains, 6)
     rows = Rows.make(tree, found)
-    gains = Climb(tree, rows, found.sign).value(found.alpha, found.beta, False)[1]
+    gains = ReluGradient(tree, rows, found.sign).value(found.alpha, found.beta, False)[1]
     assert bool((found.bound < -800).all())
     assert torch.equal(largest(gains, tree.look), found.pick)

@@ -33,13 +33,11 @@ from wassail.certificates import clock
 from wassail.certificates.graph.dense import Piecewise
 from wassail.rounding import UNIT
 
-INFLATE = (
-    2e-10  # relative: room for the final Cholesky to prove S >= 0 against its own rounding errors
-)
+# relative: room for the final Cholesky to prove S >= 0 against its own rounding errors
+INFLATE = 2e-10
 PAIRS = 64  # entries of J that the 1 -> inf norm looks at one by one, unless told
-MANY = (
-    100  # inputs from which on |dx|_inf <= 1 has no weight for each of them in the matrix, if told
-)
+# inputs from which on |dx|_inf <= 1 has no weight for each of them in the matrix, if told
+STRETCHED_FROM_INPUTS = 100
 SIGNS = 14  # outputs whose sign vectors the norms to 1 look at one by one, if told
 
 
@@ -153,9 +151,8 @@ class Split:
     weights: int  # of each member
     factor: float
     kind: str
-    stretch: bool = (
-        False  # whether each row g is bounded through its stretched 2-norm, see `stretched`
-    )
+    # whether each row g is bounded through its stretched 2-norm, see `stretched`
+    stretch: bool = False
 
     @property
     def part(self) -> str:
@@ -197,7 +194,6 @@ class Split:
         return Reduced(a, reduced.B, reduced.c, c, d, reduced.free)
 
 
-# long: it is a table of pairs of norms, a case each
 def split(n: int, k: int, norm_in: float, norm_out: float, exact: bool = False) -> Split:
     """The members of the `norm_in -> norm_out` norm of Jacobians `(k, n)`; the norm is at most the
     largest of their bounds.
@@ -212,7 +208,7 @@ def split(n: int, k: int, norm_in: float, norm_out: float, exact: bool = False) 
     if (
         norm_in == inf
         and exact
-        and n > MANY
+        and n > STRETCHED_FROM_INPUTS
         and (norm_out == inf or (norm_out == 1 and k <= SIGNS))
     ):
         return (
@@ -321,9 +317,8 @@ def start(form: Form, layer: Tensor, how: Split) -> tuple[Tensor, Tensor]:
     blocks = [layer == i for i in sorted(set(layer.tolist()))]
     t = torch.zeros(m, f, dtype=torch.float64)
     done = list[Tensor]()
-    for block in (
-        blocks if how.kind.endswith(".T") else reversed(blocks)
-    ):  # the last first: what feeds nothing
+    # the last first: what feeds nothing
+    for block in blocks if how.kind.endswith(".T") else reversed(blocks):
         clock.look()
         need = len(blocks) * torch.linalg.matrix_norm(form.D[:, :, block], 2).square()
         for other in done:
@@ -332,9 +327,8 @@ def start(form: Form, layer: Tensor, how: Split) -> tuple[Tensor, Tensor]:
         t[:, block] = 1.5 * need[:, None]
         done.append(block)
     most = t.amax(1, keepdim=True)
-    t = torch.maximum(
-        t, torch.where(most > 0, 1e-6 * most, 1.0)
-    )  # neurons without effect need something too
+    # neurons without effect need something too
+    t = torch.maximum(t, torch.where(most > 0, 1e-6 * most, 1.0))
     z = form.matrix(torch.zeros(m, 1, dtype=torch.float64), t)[:, n:]
     clock.look()
     inner, info = torch.linalg.solve_ex(z[..., n:], z[..., :n])
@@ -500,9 +494,8 @@ class _Iterate:
         keep = torch.cat([torch.ones_like(grad_w), (~pinned).double()], 1)
         grad = torch.cat([price[:, None] - grad_w, 2 * _diagonal(pq)], 1) * keep
         hess = hess * keep[:, :, None] * keep[:, None, :] + torch.diag_embed(1 - keep)
-        scale = (
-            _diagonal(hess).clamp(min=1e-300).rsqrt()
-        )  # Jacobi scaling: multipliers differ by magnitudes
+        # Jacobi scaling: multipliers differ by magnitudes
+        scale = _diagonal(hess).clamp(min=1e-300).rsqrt()
         clock.look()
         step = (
             -scale

@@ -7,19 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wassail.certificates.exact.multipliers import Reduced
+from wassail.certificates.exact.paths import feeding
+from wassail.certificates.exact.programs import farkas, widest
+from wassail.certificates.exact.relaxation import Triangle
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search.multipliers import Reduced
-from wassail.certificates.search.paths import Lines, feeding
-from wassail.certificates.search.programs import farkas, widest
 from wassail.rounding import UNIT
 
 # cells thinner than the rounding error of a proof of their emptiness, and than this, count as empty
 THIN = 1e-11
-
-
-MARGIN = (
-    1e-7  # how far from the sides of neurons a point of a node is looked for, relative to the scale
-)
+# how far from the sides of neurons a point of a node is looked for, relative to the scale
+MARGIN = 1e-7
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +94,7 @@ def polytope_of(
     state: np.ndarray,
     region: Region,
     scale: float,
-    lines: Lines | None,
+    lines: Triangle | None,
 ) -> _Polytope | None:
     """Where the fixed neurons of network `row` are on their sides; None if a constant neuron is on
     the wrong one.
@@ -118,8 +116,8 @@ def polytope_of(
     g = np.concatenate([sides, above, positive])
     h = np.concatenate([-sign * c[fixed], c[relaxed], np.zeros(k)])
     if lines is not None:
-        slope = lines[1][row].numpy()[relaxed]
-        shift = lines[2][row].numpy()[relaxed]
+        slope = lines.upper[row].numpy()[relaxed]
+        shift = lines.shift[row].numpy()[relaxed]
         chord = np.concatenate(
             [slope[:, None] * a[relaxed], slope[:, None] * b[np.ix_(relaxed, relaxed)] - np.eye(k)],
             1,

@@ -25,25 +25,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wassail.certificates import clock
+from wassail.certificates.exact.programs import Array, least_distance
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search.programs import Array, least_distance
 from wassail.errors import InputError
-from wassail.geometry import operator_norm
 from wassail.rounding import UNIT
 
 Forms: TypeAlias = Callable[[NDArray[np.bool_]], tuple[Array, Array]]
-
 THIN = 1e-9  # the smallest inner radius that counts as an interior
+# how far from its walls a cell's point should lie, if there is room
 MARGINS = (
     1.0,
     1e-2,
     1e-4,
     1e-6,
-)  # how far from its walls a cell's point should lie, if there is room
-ROUNDING = (
-    64 * UNIT
-)  # relative to the magnitudes that make up a value: nearer to 0 than this its sign is not known
+)
+# relative to the magnitudes that make up a value: nearer to 0 than this its sign is not known
+ROUNDING = 64 * UNIT
 UNSURE = np.empty(0)  # in place of a point: neither found nor proved not to exist
 
 
@@ -120,15 +118,6 @@ def enumerate_cells(network: Piecewise, region: Region, limit: int = 100_000) ->
     return Cells(torch.from_numpy(np.array(masks)), torch.from_numpy(np.array(points)), complete)
 
 
-def steepest(network: Piecewise, region: Region, norm_in: float, norm_out: float) -> float:
-    """`max ||J_D||_{r -> s}` over the cells of the region, by enumeration: for small networks."""
-    return float(
-        operator_norm(
-            network.jacobian(enumerate_cells(network, region).masks), norm_in, norm_out
-        ).max()
-    )
-
-
 def _affine_forms(network: Piecewise) -> Forms:
     """From a mask `(H,)` to `v = P x + p`, right where the masks of the predecessors are; 0
     where all of it cancels.
@@ -172,9 +161,8 @@ def _walk(
         weight = form[0][h]
         bias = form[1][h]
         top = float(np.abs(weight).max(initial=0.0))
-        size = (
-            top * float(np.linalg.norm(weight / top)) if top > 0 else 0.0
-        )  # squares would underflow
+        # squares would underflow
+        size = top * float(np.linalg.norm(weight / top)) if top > 0 else 0.0
         if size == 0:  # the neuron is constant here
             mask[h] = bias > 0
             stack.append((h + 1, mask, rows, limits, point, form))

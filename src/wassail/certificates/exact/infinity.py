@@ -24,10 +24,8 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
-from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.graph.region import Region
-from wassail.certificates.search.cells import enumerate_cells, inequalities, masks_at
-from wassail.certificates.search.cones import (
+from wassail.certificates.exact.cells import enumerate_cells, inequalities, masks_at
+from wassail.certificates.exact.cones import (
     INSIDE,
     SAME,
     ConeSearch,
@@ -38,7 +36,9 @@ from wassail.certificates.search.cones import (
     unit_rows,
     values_at,
 )
-from wassail.certificates.search.programs import support
+from wassail.certificates.exact.programs import support
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.region import Region
 from wassail.errors import unknown
 from wassail.geometry import maximiser, operator_norm, vector_norm
 from wassail.threat import dual, parse_norm

@@ -35,10 +35,10 @@ from wassail.certificates import clock
 from wassail.certificates.bounds.executed import ahead
 from wassail.certificates.bounds.ranges import gamma
 from wassail.certificates.device import HOST
+from wassail.certificates.exact.flip_problem import Nodes, Relaxed, RelaxedLine, solve_program
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.search.frontier import Part, SharedFrontier
-from wassail.certificates.search.opened import Table
-from wassail.certificates.search.relaxed import Nodes, Relaxed, RelaxedLine, solve_program
+from wassail.certificates.search.open_nodes import Table
 from wassail.certificates.search.workers import Pool, Workers, crew
 from wassail.errors import InputError
 from wassail.geometry import clip, plane_step, sides, steepest
@@ -48,46 +48,22 @@ from wassail.ties import in_order, largest
 
 # neurons that a node is split on at once, while that makes at most so many nodes
 SPLITS = 3
-
-
 TOGETHER = 128
-
-
 ASCENT = 8  # steps on the multipliers of a node
-
-
 # Operations of a step, measured: passes through the bound, and what a layer costs beside them,
 # which the nodes of a batch share.
 STEP_PASSES = 9
 OVERHEAD = 4000
-
-
 AIM = 0.05  # where the ascent aims: this far above 0, relative to the margin at the sample
-
-
 NEAR = 0.9999  # nodes whose bound is this close to the nearest flip get an exact program
-
-
-SMALL = 2  # so do nodes with at most so many undecided neurons
-
-
+SOLVED_UP_TO_UNSTABLE = 2  # so do nodes with at most so many unstable neurons
 # on R^n the search ends so many times farther away than the nearest plane tangent to a margin
 FAR = 1e6
-
-
 # steps of the first search for a flip, and nodes of a batch from whose points it goes on
 CHASE = 10
-
-
 CHASED = 16
-
-
 RETREAT = 0.2  # share of the time that is kept for smaller balls when a ball is not closed
-
-
 RESTART = 0.9  # a flip nearer than this, relative to the ball, is worth a smaller ball
-
-
 # How far past the boundary a point may have to go to be seen as a flip.
 PUSH = 1 + torch.tensor([0, 1e-13, 1e-12, 1e-11, 1e-10], dtype=torch.float64)
 
@@ -325,9 +301,8 @@ class _Search:
                 self.graph, self.x.reshape(self.shape), self.y, radius, self.norm, self.domain
             )
             line = net.line(self.ascend(net, net.roots(), radius))
-            self.lower = max(
-                self.lower, min(float(net.reach(line).min()), radius)
-            )  # `reach` is rounded down
+            # `reach` is rounded down
+            self.lower = max(self.lower, min(float(net.reach(line).min()), radius))
 
     @property
     def farthest(self) -> float:
@@ -387,7 +362,7 @@ class _Search:
         time allows.
 
         Returns True when a much nearer flip was found instead: a smaller ball leaves fewer neurons
-        undecided.
+        unstable.
         """
         net = Relaxed(
             self.graph, self.x.reshape(self.shape), self.y, radius, self.norm, self.domain
@@ -434,9 +409,9 @@ class _Search:
         near = in_order(bound)[:CHASED]
         self.chase(points[near], nodes.rival[near], 2)
         cut = min(radius, self.upper) * (1 - self.tolerance / 2)
-        undecided = (nodes.side < 0).sum(1)
+        unstable = (nodes.side < 0).sum(1)
         for i in (
-            ((bound < cut) & ((bound > NEAR * cut) | (undecided <= SMALL)))
+            ((bound < cut) & ((bound > NEAR * cut) | (unstable <= SOLVED_UP_TO_UNSTABLE)))
             .nonzero()
             .flatten()
             .tolist()
@@ -493,9 +468,8 @@ class _Search:
         free = nodes.side < 0
         sign = torch.where(nodes.side == 1, 1.0, -1.0)
         scale = self.margin[nodes.rival]
-        pace = torch.where(
-            free, 0.5, scale[:, None] / (nodes.high - nodes.low).clamp(min=1e-12)
-        )  # to unknowns of order one
+        # to unknowns of order one
+        pace = torch.where(free, 0.5, scale[:, None] / (nodes.high - nodes.low).clamp(min=1e-12))
         v = net.forward(line, points)
         pull = pace * torch.where(free, line.w.clamp(min=0) * v, -sign * v)
         at = torch.where(free, nodes.alpha, nodes.beta)
@@ -516,7 +490,7 @@ class _Search:
         return self.x + steepest(self.x.expand_as(line.a), -line.a, self.norm, reach, self.domain)
 
     def choose(self, net: Relaxed, nodes: Nodes, line: RelaxedLine, points: Tensor) -> Tensor:
-        """The undecided neurons that cost each node most, `(m, .)`: coefficient times how far
+        """The unstable neurons that cost each node most, `(m, .)`: coefficient times how far
         the line is from the neuron.
         """
         v = net.forward(line, points)

@@ -18,16 +18,16 @@ from support.programs import INF, mixed_integer
 from wassail import zoo as digits
 from wassail.certificates import clock
 from wassail.certificates.bounds.ranges import bounds_on
+from wassail.certificates.exact import flip_problem
+from wassail.certificates.exact import nearest_flip as nearest_flip_module
+from wassail.certificates.exact.cells import enumerate_cells, inequalities
+from wassail.certificates.exact.nearest_flip import Distances, nearest_flip
+from wassail.certificates.exact.programs import nearest_point
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
-from wassail.certificates.search import nearest_flip as nearest_flip_module
-from wassail.certificates.search import relaxed
-from wassail.certificates.search.cells import enumerate_cells, inequalities
-from wassail.certificates.search.nearest_flip import Distances, nearest_flip
-from wassail.certificates.search.programs import nearest_point
 from wassail.errors import InputError
 from wassail.geometry import distances
 from wassail.testing import LinearClassifier, corpus, samples
@@ -398,7 +398,7 @@ def test_any_multipliers_prove_only_what_is_true() -> None:
     for norm in NORMS:
         away = torch.linalg.vector_norm(cloud - x, norm, dim=1)
         radius = 0.6
-        net = relaxed.Relaxed(graph, x, y, radius, norm, (0.0, 1.0))
+        net = flip_problem.Relaxed(graph, x, y, radius, norm, (0.0, 1.0))
         inside = away <= radius
         states = {
             i: (v[inside] > 0).reshape(int(inside.sum()), -1)
@@ -452,7 +452,7 @@ def test_programs_have_no_gap(norm: float) -> None:
         upper = float(
             nearest_flip(graph, x[None], torch.tensor([y]), norm, (0.0, 1.0), time_limit=0.0).upper
         )
-        net = relaxed.Relaxed(graph, x, y, upper, norm, (0.0, 1.0))
+        net = flip_problem.Relaxed(graph, x, y, upper, norm, (0.0, 1.0))
         checked = 0
         nodes = net.roots()
         margin = logits[y] - logits[[j for j in range(10) if j != y]]
@@ -462,7 +462,7 @@ def test_programs_have_no_gap(norm: float) -> None:
         nodes = nodes.join(replace(nodes, side=forced))
         for i in range(len(nodes)):
             node = nodes.take(torch.tensor([i]))
-            answer = relaxed.solve_program(net, node, margin, 0.0, upper)
+            answer = flip_problem.solve_program(net, node, margin, 0.0, upper)
             assert answer is not None
             better = replace(node, alpha=answer.alpha[None], beta=answer.beta[None])
             proved = float(

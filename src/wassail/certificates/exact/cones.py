@@ -15,47 +15,28 @@ from torch import Tensor
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound
 from wassail.certificates.bounds.ascent import Ascent
+from wassail.certificates.exact.cells import inequalities
+from wassail.certificates.exact.programs import Array, nearest_point, support
+from wassail.certificates.exact.relaxation import Substituted, substitute, triangle
 from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.search.cells import inequalities
 from wassail.certificates.search.frontier import Frontier
-from wassail.certificates.search.opened import Heap
-from wassail.certificates.search.programs import Array, nearest_point, support
+from wassail.certificates.search.open_nodes import Heap
 from wassail.errors import InputError
 from wassail.geometry import maximiser, vector_norm
 from wassail.rounding import UNIT, sized
 from wassail.threat import dual
-from wassail.ties import BAND, firm, first_largest, steep_below
+from wassail.ties import BAND, first_largest, steep_below
 
 CLOSED = 1e-11  # a node this close to the incumbent, relative to it, is not split again
-
-
 INSIDE = 1e-8  # how far outside a cone, relative to its rows, a solver's direction may lie
-
-
 SAME = 1e-9  # relative tolerance of the tightness test
-
-
 STARTS = 512  # directions that the ascent starts from, over all pairs
-
-
 ASCENT = 20  # steps it takes
-
-
 POLISHED = 3  # of its best ends, how many are polished
-
-
 BATCH = 64  # nodes split at a time
-
-
-STEPS = 14  # on the multipliers of a node
-
-
+MULTIPLIER_STEPS = 14  # on the multipliers of a node
 RATE = 0.1  # of these steps, in units of the multipliers' natural size
-
-
 CUTS = 20  # steps on the multipliers of walls
-
-
 SHARE = 1e-3  # of the largest loss, for a neuron of an earlier layer to be split first
 
 
@@ -117,13 +98,11 @@ class Rounding:
             torch.ones_like(network.slope),
             network.layer,
         )
-        relative = (
-            (len(network.blocks()) + 2) * (network.neurons + network.inputs + 8) * UNIT
-        )  # one long sum a layer
+        # one long sum a layer
+        relative = (len(network.blocks()) + 2) * (network.neurons + network.inputs + 8) * UNIT
         paths = torch.linalg.inv(torch.eye(network.neurons, dtype=torch.float64) - b)
-        reach = vector_norm(
-            paths @ a, s
-        )  # |v_h| <= reach_h on the unit ball, and intercepts are at most that
+        # |v_h| <= reach_h on the unit ball, and intercepts are at most that
+        reach = vector_norm(paths @ a, s)
         ends = c + d @ paths @ a
         output = vector_norm(ends, s) + d @ paths @ reach
         return cls(
@@ -265,14 +244,15 @@ class ConeSearch(Frontier[list[_Node]]):
     def gradient(self, u: Tensor, output: Tensor) -> Tensor:
         """The gradients of the gaps `output` `(m,)` at u `(m, n)`: `(m, n)`."""
         slope = torch.where(self.gaps.mask(u), 1.0, self.gaps.slope)
-        return _pull(
-            self.gaps,
-            self.gaps.D[output],
-            self.gaps.C[output],
-            slope,
-            slope,
-            torch.zeros_like(slope),
-        )[0]
+        return self.pulled(output, (slope, slope)).x
+
+    def pulled(
+        self, output: Tensor, lines: tuple[Tensor, Tensor], extra: Tensor | None = None
+    ) -> Substituted:
+        """The gaps `output` `(m,)` as linear functions of u, by slopes of the neurons."""
+        gaps = self.gaps
+        weights = (gaps.A, gaps.B)
+        return substitute(gaps.blocks(), weights, gaps.C[output], gaps.D[output], lines, extra)
 
     def ascend(self) -> None:
         """Power steps `u <- M_r(J(u)^T (e_j - e_k))`, shorter where the full one overshoots;
@@ -349,9 +329,8 @@ class ConeSearch(Frontier[list[_Node]]):
         closed = 0.0
         self.count += len(state)
         size = self.gaps.neurons * (self.gaps.neurons + self.gaps.inputs)
-        clock.spend(
-            len(state) * (4 * STEPS + 8 * self.gaps.neurons) * size + 4 * STEPS * clock.STEP
-        )
+        steps = 4 * MULTIPLIER_STEPS
+        clock.spend(len(state) * (steps + 8 * self.gaps.neurons) * size + steps * clock.STEP)
         low, high = self.intervals(state)
         value, alpha, beta, loss = self.relax(state, output, low, high, alpha, beta)
         for i in range(len(state)):
@@ -380,12 +359,14 @@ class ConeSearch(Frontier[list[_Node]]):
         for rows in network.blocks():
             clock.look()
             before = slice(0, rows.start)
-            lines = _lines(network.slope[before], state[:, before], low[:, before], high[:, before])
-            chord, offset, line = (v[:, None] for v in lines)
+            ends = (low[:, before], high[:, before])
+            lines = triangle(*ends, network.slope[before], state[:, before])
+            line, chord, offset = (v[:, None] for v in lines)
             sides = []
             for sign in (1, -1):
                 t, x = (sign * v[rows].expand(m, -1, -1) for v in (network.B[:, before], network.A))
-                a, c = _pull(network, t, x, chord, line, torch.zeros_like(chord))
+                weights = (network.A, network.B)
+                a, c, _ = substitute(network.blocks(), weights, x, t, (chord, line))
                 b = (c.clamp(min=0) * offset).sum(-1) + self.rounding.preactivation[rows]
                 sides.append((a, b, _cut(a, b, walls[:, before], rest[:, before], self.norm)))
             active = state[:, rows] == 1
@@ -404,34 +385,25 @@ class ConeSearch(Frontier[list[_Node]]):
         """
         slope = self.gaps.slope
         rounding = self.rounding
-        chord, offset, line = _lines(slope, state, low, high)
+        line, chord, offset = triangle(low, high, slope, state)
         free = state < 0
         side = (state == 1).double() - (state == 0).double()
         width = torch.maximum(high, -low).clamp(min=1e-300)
-        unit = (
-            max(self.lower, 1e-3 * self.ceiling) / width
-        )  # multipliers of this size move the bound by the answer's size
-        nearly = (
-            torch.minimum(high, -low) < 1e-6 * width
-        )  # on one side almost everywhere: start from the line of that side
+        # multipliers of this size move the bound by the answer's size
+        unit = max(self.lower, 1e-3 * self.ceiling) / width
+        # on one side almost everywhere: start from the line of that side
+        nearly = torch.minimum(high, -low) < 1e-6 * width
         alpha = torch.where(nearly, line, alpha).requires_grad_()
         beta = (beta / unit).requires_grad_()
         ascent = Ascent((alpha, beta, torch.zeros_like(beta)), 0.001, 1e-8 * self.ceiling)
-        for step in range(STEPS):
+        for step in range(MULTIPLIER_STEPS):
             if step and clock.out_of_time():
                 break
             with torch.no_grad():
                 alpha.copy_(torch.maximum(alpha, slope).clamp(max=1))
                 beta.clamp_(min=0)
             lower_line = torch.where(free, alpha, line)
-            a, c = _pull(
-                self.gaps,
-                self.gaps.D[output],
-                self.gaps.C[output],
-                chord,
-                lower_line,
-                side * unit * beta,
-            )
+            a, c, _ = self.pulled(output, (chord, lower_line), side * unit * beta)
             value = torch.linalg.vector_norm(a, dual(self.norm), dim=-1) + (
                 c.clamp(min=0) * offset
             ).sum(-1)
@@ -491,38 +463,6 @@ class ConeSearch(Frontier[list[_Node]]):
             gaps.D[output].abs() @ spread + weight @ (wrong + self.rounding.preactivation)[used]
         )
         return min(float(value), upper), int(first_largest(error)) if lost.any() else -1
-
-
-def _pull(
-    network: Piecewise, t: Tensor, x: Tensor, up: Tensor, low: Tensor, extra: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Back-substitute `t . z + x . u` through the neurons: a linear function of u, `(..., n)`, and
-    the coefficients met on z.
-
-    t `(..., H')` (the first H' neurons, whole layers), x `(..., n)`; a neuron is replaced by `up v`
-    where its coefficient is positive and by `low v` where it is negative, and `extra v` is added.
-    """
-    met = t[..., :0]
-    for rows in reversed([rows for rows in network.blocks() if rows.stop <= t.shape[-1]]):
-        c = firm(t[..., rows])
-        v = torch.where(c > 0, up[..., rows], low[..., rows]) * c + extra[..., rows]
-        x = x + v @ network.A[rows]
-        t = t[..., : rows.start] + v @ network.B[rows, : rows.start]
-        met = torch.cat([c, met], -1)
-    return x, met
-
-
-def _lines(
-    slope: Tensor, state: Tensor, low: Tensor, high: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """For each neuron on `[low, high]`: slope and offset of the chord above it, slope of a line
-    through 0 below it.
-    """
-    free = (high - slope * low) / (high - low).clamp(min=1e-300)
-    chord = torch.where(state == 1, 1.0, torch.where(state == 0, slope, free))
-    line = torch.where((state == 1) | ((state < 0) & steep_below(low, high)), 1.0, slope)
-    offset: Tensor = torch.where(state < 0, high * (1 - chord), 0.0)
-    return chord, offset, line
 
 
 def _cut(a: Tensor, b: Tensor, walls: Tensor, rest: Tensor, norm: float) -> Tensor:
