@@ -218,7 +218,7 @@ def _check_classes(z: Tensor, y: Tensor) -> None:
             f"labels must be 0..{z.shape[1] - 1}."
         )
     inside = (z >= 0).all() and ((z.sum(1) - 1).abs() < 1e-4).all()
-    if inside and ((z > 0) & (z < 1)).any():  # exact one-hot rows are somebody's toy, not a softmax
+    if inside and ((z > 0) & (z < 1)).any():  # exact one-hot rows are no softmax
         raise InputError(
             "the model returns probabilities: give it without its final softmax, attacks need "
             "logits."
@@ -271,7 +271,7 @@ class Network:
 
     `rows` says which of the samples a batch belongs to: an index `(n,)`, repeated where a sample
     has several candidates. The counts `forwards` and `backwards` `(size,)` live where the samples
-    do, so that counting makes nobody wait.
+    do, so that the host does not wait to count.
     """
 
     def __init__(
@@ -455,7 +455,7 @@ class Tape:
     x: Tensor
     z: Tensor
     rows: Tensor
-    rival: Tensor | None = None  # the strongest class but the label, where a hunt has looked
+    rival: Tensor | None = None  # the strongest class but the label, where a tracker has looked
 
     @property
     def logits(self) -> Tensor:

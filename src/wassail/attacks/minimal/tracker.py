@@ -1,62 +1,45 @@
 """What all nearest-flip engines share: the best flip seen, the budget of passes, the shortening at
 the end.
 
-An engine is a function `engine(hunt, tick, **options)` that proposes points. Every point it has
-evaluated goes through `Hunt.logits` or `Hunt.tape`, which count the pass, keep the nearest flip
-ever seen, and refuse what the budget does not cover: so no engine can lose a flip, overspend, or
-get worse with more passes than its own schedule makes it.
+An engine is a function `engine(tracker, tick, **options)` that proposes points. Every point it has
+evaluated goes through `Tracker.logits` or `Tracker.tape`, which count the pass and keep the nearest
+flip ever seen; `Tracker.affordable` says which samples have passes left. So no engine can lose a
+flip.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from wassail.attacks.convergence import far_from_rest, first_flips, quarter, shrinkage
-from wassail.checks import check_task
-from wassail.device import take, waits, worth, write
-from wassail.errors import ModelWarning
+from wassail.device import host_waits, rows_to_compute, take, write
 from wassail.geometry import Walls, clip, column, project, vector_norm, walls
 from wassail.losses import predict
-from wassail.network import Model, Network, Search, Tape, search
-from wassail.progress import Progress, Tick
-from wassail.specification import Labels, labels_of
-from wassail.threat import (
-    Domain,
-    Number,
-    box_at,
-    boxes_of,
-    check_seed,
-    parse_domain,
-    parse_norm,
-    whole,
-)
+from wassail.network import Network, Tape
+from wassail.threat import Domain, box_at, boxes_of
 from wassail.transport.flips import Flips
 
 
 class Part:
-    """Some samples of a hunt, with what the rounds ask of them again and again, picked out once.
+    """Some samples of a tracker, with what the rounds ask of them again and again, picked out once.
 
-    rows `(m,)`; x `(m, *shape)`; y `(m,)`; scale: of the logits at the samples, `(m,)`; apart:
+    rows `(m,)`; x `(m, *shape)`; y `(m,)`; scale: of the logits at the samples, `(m,)`; distinct:
     whether the rows rise, so that no sample is there twice (not asked, and False, where the host
     would have to wait).
     """
 
-    def __init__(self, hunt: Hunt, rows: Tensor) -> None:
+    def __init__(self, tracker: Tracker, rows: Tensor) -> None:
         self.rows = rows
-        self.domain = hunt.box(rows)
-        self.apart = not waits(rows) and bool((rows[1:] > rows[:-1]).all())
-        whole = self.apart and len(rows) == len(hunt.x)
-        self.x = hunt.x if whole else hunt.x.index_select(0, rows)
-        self.y = hunt.y if whole else hunt.y.index_select(0, rows)
-        scale = hunt.network.scale
-        self.scale = scale.index_select(0, rows.to(scale.device)).to(hunt.clean)
+        self.domain = tracker.box(rows)
+        self.distinct = not host_waits(rows) and bool((rows[1:] > rows[:-1]).all())
+        whole = self.distinct and len(rows) == len(tracker.x)
+        self.x = tracker.x if whole else tracker.x.index_select(0, rows)
+        self.y = tracker.y if whole else tracker.y.index_select(0, rows)
+        scale = tracker.network.scale
+        self.scale = scale.index_select(0, rows.to(scale.device)).to(tracker.clean)
 
     @cached_property
     def room(self) -> Walls:
@@ -64,10 +47,10 @@ class Part:
         return walls(self.x, self.domain)
 
     @cached_property
-    def _rooms(self) -> tuple[Tensor, ...]:
+    def _two(self) -> tuple[Tensor, ...]:
         return tuple(torch.stack([room, room]) for room in self.room or ())
 
-    def rooms(self, away: Tensor, share: Tensor) -> Walls:
+    def two_walls(self, away: Tensor, share: Tensor) -> Walls:
         """The walls of two points each, `(2, m, *shape)`: of the sample moved by a share `(m,)`,
         from 0 to 1, of `away`, which ends inside the box, and of the sample. Good until the next
         call.
@@ -75,18 +58,18 @@ class Part:
         if self.room is None:
             return None
         less = column(-share, away)
-        for room, rooms in zip(self.room, self._rooms):
+        for room, rooms in zip(self.room, self._two):
             torch.addcmul(room, away, less, out=rooms[0])
-        return self._rooms[0], self._rooms[1]
+        return self._two[0], self._two[1]
 
 
-class Hunt:
+class Tracker:
     """The search for the nearest flip of each of n samples.
 
     x `(n, *shape)`, y `(n,)`; clean: logits at the samples `(n, K)`; points, distance: nearest flip
     so far and how far it is, `(n,)`, inf where there is none; wrong: samples that need no attack.
     `rows` index the n samples. limit: how far a flip may be to be wanted, any distance if negative;
-    radius: a hair less, for the balls to search (both in `ball`); target: classes `(N,)` of the
+    radius: less by rounding, of the balls to search (both in `ball`); target: classes `(N,)` of the
     whole data set that a flip must reach, any wrong one if None; flat: where a climb met a zero
     gradient; early: `distance` as it was after the first `quarter` passes of each sample, kept if
     quarter is above 0.
@@ -144,10 +127,10 @@ class Hunt:
     @property
     def start(self) -> Tape:
         """The forward pass at the samples, with its graph."""
-        assert self._start is not None, "this hunt was begun without a graph"
+        assert self._start is not None, "this search was begun without a graph"
         return self._start
 
-    def ride(self, gradients: int, cost: int) -> None:
+    def execute_gradients(self, gradients: int, cost: int) -> None:
         """So many gradients at the samples where none of them is worth attacking: with others in
         the batch they would be executed, and passes must not depend on the batch.
 
@@ -187,41 +170,41 @@ class Hunt:
             self._part = Part(self, rows)
         return self._part
 
-    def standing(self, rows: Tensor) -> Tensor:
+    def unflipped(self, rows: Tensor) -> Tensor:
         """Which of these samples have no flip within the limit yet, bool; without a limit all:
         a nearer flip may exist.
         """
         return self.distance[rows] > self.limit
 
-    def left(self, rows: Tensor) -> Tensor:
+    def passes_left(self, rows: Tensor) -> Tensor:
         """Passes left to these samples."""
         return self.passes - (self.network.forwards + self.network.backwards).to(rows.device)[rows]
 
-    def afford(self, rows: Tensor, cost: int) -> Tensor:
+    def can_afford(self, rows: Tensor, cost: int) -> Tensor:
         """Whether these samples have `cost` passes left, bool.
 
-        In an `anytime` hunt a sample that cannot afford the next thing of the schedule stops for
+        In an `anytime` search a sample that cannot afford the next thing of the schedule stops for
         good, even with a pass left that something later could use: so a smaller budget is always a
         beginning of a larger one, and never does better.
         """
         if not self._tight(cost):
             return torch.ones_like(rows, dtype=torch.bool)
-        enough = self.left(rows) >= cost
+        enough = self.passes_left(rows) >= cost
         if self.anytime:
             enough &= ~self.stopped[rows]
             self.stopped[rows] = ~enough
         return enough
 
-    def able(self, rows: Tensor, cost: int) -> Tensor:
+    def affordable(self, rows: Tensor, cost: int) -> Tensor:
         """The places `(k,)` among these samples of those that can afford `cost` passes: see
         `afford`. One wait at most.
         """
         if not self._tight(cost):
             return torch.arange(rows.shape[0], device=rows.device)
-        return self.afford(rows, cost).nonzero()[:, 0]
+        return self.can_afford(rows, cost).nonzero()[:, 0]
 
     def _tight(self, cost: int) -> bool:
-        """Whether a sample may be short of passes; if none can be, nobody has to look."""
+        """Whether a sample may be short of passes; if none can be, the counts need no look."""
         self.first = self.first or cost
         self._scarce = self._scarce or self.network.calls + cost > self.passes
         return self._scarce
@@ -263,7 +246,7 @@ class Hunt:
         part = self.part(rows)
         target = None if self.target is None else self.target[rows]
         flipped, rival = self.network.flipped(z, part.y, part.scale, target)
-        some = worth(flipped)
+        some = rows_to_compute(flipped)
         if some.shape[0]:
             if away is None:
                 mine, theirs, center = take(some, rows, points, part.x)
@@ -271,7 +254,7 @@ class Hunt:
             else:
                 mine, path = take(some, rows, away)
                 length = vector_norm(path, self.norm)
-            if part.apart:
+            if part.distinct:
                 # On the CPU all of these are flips, and each sample has one.
                 closer = (length < self.distance.index_select(0, mine)).nonzero()[:, 0]
                 place = mine.index_select(0, closer)
@@ -290,7 +273,7 @@ class Hunt:
                 0, mine, place, "amin"
             )
             nearer = first < len(mine)
-            chosen = worth(nearer)
+            chosen = rows_to_compute(nearer)
             place = first[chosen].clamp(max=len(mine) - 1)
             write(self.points, nearer[chosen], theirs.index_select(0, place), chosen)
             write(self.distance, nearer[chosen], length[place], chosen)
@@ -318,7 +301,9 @@ class Hunt:
         low = torch.full_like(full, shortest)
         high = torch.ones_like(full)
         for _ in range(times):
-            rows, point, full, low, high = take(self.able(rows, 1), rows, point, full, low, high)
+            rows, point, full, low, high = take(
+                self.affordable(rows, 1), rows, point, full, low, high
+            )
             if not rows.shape[0]:
                 return
             middle = (low + high) / 2
@@ -330,141 +315,3 @@ class Hunt:
             _, flipped = self.logits(trial, rows)
             low = torch.where(flipped, low, middle)
             high = torch.where(flipped, middle, high)
-
-
-Engine: TypeAlias = Callable[..., None]
-
-
-FEWEST = 100  # passes from which on distances that still fall are worth a warning
-# options of engines that count something
-COUNTS = {"steps", "restarts", "targets", "eot", "queries", "topk", "rounds"}
-
-
-def run_engine(
-    engine: Engine,
-    name: str,
-    model: Model,
-    x: Tensor,
-    y: Labels,
-    begin: Callable[[Network, Tensor, Tensor], Hunt],
-    options: Mapping[str, Any],
-    batch_size: int | None,
-    progress: Progress,
-    finish: Callable[[Hunt], Tensor] = lambda hunt: hunt.points,
-) -> Search:
-    """Run an engine over the data: the one way in which an engine becomes an attack.
-
-    `hunt` makes flips of what it returns, `minimal` buys them with a budget, and `pointwise` keeps
-    every point inside its ball.
-
-    Args:
-        engine: proposes points, `engine(hunt, tick, **options)`.
-        name: of the attack, for the progress bar.
-        model: batch `(n, *shape)` -> logits `(n, K)`.
-        x: checked samples `(N, *shape)`.
-        y: their labels `(N,)`.
-        begin: the hunt of one chunk of the samples.
-        options: keyword arguments of the engine.
-        batch_size: most samples in one call of the model.
-        progress: whether to show a bar.
-        finish: the points of a finished hunt, `(n, *shape)`; by default its nearest flips.
-    """
-    for count in COUNTS & options.keys():
-        if options[count] is not None and not isinstance(options[count], int):
-            whole(options[count], count)
-
-    def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
-        state = begin(network, x, y)
-        engine(state, tick, **options)
-        return finish(state), state.clean
-
-    return search(chunk, model, x, y, batch_size, progress, name)
-
-
-def hunt(  # noqa: PLR0913
-    engine: Engine,
-    name: str,
-    model: Model,
-    x: Tensor,
-    y: Labels,
-    norm: Number,
-    domain: Domain = (0.0, 1.0),
-    *,
-    passes: int | None = None,
-    seed: int = 0,
-    batch_size: int | None = None,
-    progress: Progress = False,
-    options: Mapping[str, Any] | None = None,
-    known: Flips | None = None,
-    warn: bool = False,
-) -> Flips:
-    """Run an engine over the data and return its verified flips.
-
-    passes: most forward plus backward passes a sample; known: flips of the same samples to begin
-    with; warn: whether to say that the distances still fall fast, for an engine whose schedule does
-    not depend on the passes.
-    """
-    norm = parse_norm(norm)
-    domain = parse_domain(domain, own=True)
-    check_seed(seed)
-    if passes is not None:  # at least 1, the pass at the sample itself
-        passes = whole(passes, "passes")
-    x, y = check_task(x, y, domain, model)
-    options = dict(options or {})
-    first: list[int] = []
-    early: list[Tensor] = []
-    enough = known is None and passes is not None and passes >= FEWEST
-    few = quarter(passes or 0) if warn and enough else 0
-
-    def begin(network: Network, x: Tensor, y: Tensor) -> Hunt:
-        return Hunt(network, x, y, norm, domain, passes, known, quarter=few)
-
-    def finish(state: Hunt) -> Tensor:
-        first.append(state.first)
-        if few:
-            early.append(state.early.cpu())
-        return state.points
-
-    found = run_engine(engine, name, model, x, y, begin, options, batch_size, progress, finish)
-    if passes is not None and known is None:
-        _tell_if_idle(found, labels_of(y, x.device), name, passes, first)
-    info = {"method": name, "options": options, "passes": passes, "seed": seed}
-    flips = Flips.from_search(x, y, found, norm, domain, name, info)
-    if passes is not None and early:
-        _tell_if_falling(torch.cat(early).to(flips.distances), flips.distances, few, passes)
-    return flips
-
-
-def _tell_if_idle(found: Search, y: Tensor, name: str, passes: int, first: list[int]) -> None:
-    """Warn about samples that were never searched, because their passes did not pay for the
-    first step.
-    """
-    right = (found.clean == y).cpu()
-    idle = right & (found.forwards + found.backwards <= 1).cpu()
-    if not idle.any():
-        return
-    need = 1 + max([*first, 2])  # a gradient, and a look at where it leads
-    fewer = " or try fewer rivals (topk)" if need > 3 else ""
-    warnings.warn(
-        f"{int(idle.sum())} of {int(right.sum())} samples were not searched: passes is {passes}, "
-        "and the first step of "
-        f"{name!r} takes {need}; give at least {need} passes{fewer}.",
-        ModelWarning,
-        stacklevel=4,
-    )
-
-
-def _tell_if_falling(early: Tensor, late: Tensor, few: int, passes: int) -> None:
-    """Warn about distances that fell so much after a quarter of the passes that more will help."""
-    if not far_from_rest(early, late):
-        return
-    gain = shrinkage(early, late)
-    new = first_flips(early, late)
-    said = [f"the mean distance fell by {100 * gain:.0f} %"] if gain > 0 else []
-    said += [f"{new} of {int((late > 0).sum())} samples got their first flip"] if new else []
-    warnings.warn(
-        f"{' and '.join(said)} from {few} to {passes} passes: the search is far from its "
-        f"end, so give it more, for example passes={4 * passes}.",
-        ModelWarning,
-        stacklevel=6,
-    )
