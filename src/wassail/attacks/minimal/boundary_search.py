@@ -45,7 +45,7 @@ def boundary_search(
     """
     aim = tracker.norm if aim is None else aim
     current = start
-    bold = torch.full((len(rows),), 0.3, dtype=start.dtype, device=start.device)
+    bold = torch.full((len(rows),), 0.3, dtype=start.dtype, device=start.device)  # a
     push = torch.full_like(bold, eta - 1)  # by which share a step goes beyond its plane
     for k in range(times):
         keep = tracker.affordable(rows, 2)
@@ -56,10 +56,9 @@ def boundary_search(
         part = tracker.part(rows)
         away = current - part.x
         tape, flip = tracker.tape(current, rows, away)
-        z = tape.logits
-        rival = (tape.strongest(part.y) if rivals is None else rivals)[:, None]
-        w = tape.gradients(part.y, rival)[:, 0]
-        f = (z.gather(1, rival) - z.gather(1, part.y[:, None]))[:, 0]
+        rival = tape.strongest(part.y) if rivals is None else rivals
+        w = tape.gradients(part.y, rival[:, None])[:, 0]
+        f = tape.leads(part.y, rivals)
         hit = flip.to(away)
         if k:
             bold = (bold * (0.8 + 0.35 * hit)).clamp_(0.1, 0.5)
@@ -70,9 +69,10 @@ def boundary_search(
         gap = ahead - f
         gaps = torch.stack([torch.addcmul(gap, back, ahead, value=-1), gap])
         d1, d2 = plane_steps(part.two_walls(away, back), w, gaps, aim)
-        far = bold * (1 + push)
+        beyond = 1 + push
+        far = bold * beyond
         near = torch.addcmul(part.x, away, column((1 - bold) * back, away))
-        near.addcmul_(d1, column(1 + push - far, away)).addcmul_(d2, column(far, away))
+        near.addcmul_(d1, column(beyond - far, away)).addcmul_(d2, column(far, away))
         current = clip_(near, part.domain)
 
 

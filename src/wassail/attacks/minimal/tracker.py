@@ -197,14 +197,14 @@ class Tracker:
 
     def affordable(self, rows: Tensor, cost: int) -> Tensor:
         """The places `(k,)` among these samples of those that can afford `cost` passes: see
-        `afford`. One wait at most.
+        `can_afford`. One wait at most.
         """
         if not self._tight(cost):
-            return torch.arange(rows.shape[0], device=rows.device)
+            return self.network.rows[: rows.shape[0]]
         return self.can_afford(rows, cost).nonzero()[:, 0]
 
     def _tight(self, cost: int) -> bool:
-        """Whether a sample may be short of passes; if none can be, the counts need no look."""
+        """Whether a sample may be short of passes; if none can be, its counts need no look."""
         self.first = self.first or cost
         self._scarce = self._scarce or self.network.calls + cost > self.passes
         return self._scarce
@@ -219,65 +219,64 @@ class Tracker:
     def tape(self, points: Tensor, rows: Tensor, away: Tensor | None = None) -> tuple[Tape, Tensor]:
         """The same with a graph for gradients; one pass, and one for each gradient asked of it."""
         tape = self.network.tape(points, rows)
-        flipped, tape.rival = self._offer(points, rows, tape.logits, away)
-        self._remember()
+        flipped, tape.rival, tape.lead = self._offer(points, rows, tape.logits, away)
         return tape, flipped
 
     def offer(self, points: Tensor, rows: Tensor, z: Tensor) -> Tensor:
         """Keep those of these points, with logits `(m, K)`, that are the nearest flips so far;
         which are flips, bool `(m,)`.
         """
-        flipped = self._offer(points, rows, z)[0]
-        self._remember()
-        return flipped
-
-    def _remember(self) -> None:
-        """Keep the distances of samples that are within the first quarter of their passes."""
-        if self.quarter:
-            spent = self.network.forwards + self.network.backwards
-            self.early = torch.where(spent <= self.quarter, self.distance, self.early)
+        return self._offer(points, rows, z)[0]
 
     def _offer(
         self, points: Tensor, rows: Tensor, z: Tensor, away: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """`offer`, and the strongest class but the label. away: the points less the samples, if
-        that is known.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`offer`, the strongest class but the label, and its lead. away: the points less the
+        samples, if that is known.
         """
         part = self.part(rows)
         target = None if self.target is None else self.target[rows]
-        flipped, rival = self.network.flipped(z, part.y, part.scale, target)
+        flipped, rival, lead = self.network.flipped(z, part.y, part.scale, target)
+        if host_waits(flipped) or bool(flipped.any()):
+            keep = self._keep_distinct if part.distinct else self._keep
+            keep(points, part, flipped, points - part.x if away is None else away)
+        if self.quarter:
+            self._remember()
+        return flipped, rival, lead
+
+    def _keep_distinct(self, points: Tensor, part: Part, flipped: Tensor, away: Tensor) -> None:
+        """Keep the nearer ones of points that are all of different samples, on the CPU."""
+        length = vector_norm(away, self.norm)
+        (best,) = take(part.rows, self.distance)
+        closer = (flipped & (length < best)).nonzero()[:, 0]
+        if closer.shape[0]:
+            place, new, short = take(closer, part.rows, points, length)
+            self.points.index_copy_(0, place, new)
+            self.distance.index_copy_(0, place, short)
+
+    def _keep(self, points: Tensor, part: Part, flipped: Tensor, away: Tensor) -> None:
+        """Several candidates of one sample may come at once: the nearest counts, of equals the
+        first.
+        """
         some = rows_to_compute(flipped)
-        if some.shape[0]:
-            if away is None:
-                mine, theirs, center = take(some, rows, points, part.x)
-                length = vector_norm(theirs - center, self.norm)
-            else:
-                mine, path = take(some, rows, away)
-                length = vector_norm(path, self.norm)
-            if part.distinct:
-                # On the CPU all of these are flips, and each sample has one.
-                closer = (length < self.distance.index_select(0, mine)).nonzero()[:, 0]
-                place = mine.index_select(0, closer)
-                new = points.index_select(0, some.index_select(0, closer))
-                self.points.index_copy_(0, place, new)
-                self.distance.index_copy_(0, place, length.index_select(0, closer))
-                return flipped, rival
-            theirs, flips = take(some, points, flipped)
-            length = torch.where(flips, length, math.inf)
-            # Several candidates of one sample may come at once: the nearest counts, of equals the
-            # first.
-            best = torch.full_like(self.distance, math.inf).scatter_reduce(0, mine, length, "amin")
-            better = (length == best[mine]) & (length < self.distance[mine])
-            place = torch.where(better, torch.arange(len(mine), device=mine.device), len(mine))
-            first = torch.full_like(self.distance, len(mine), dtype=torch.int64).scatter_reduce(
-                0, mine, place, "amin"
-            )
-            nearer = first < len(mine)
-            chosen = rows_to_compute(nearer)
-            place = first[chosen].clamp(max=len(mine) - 1)
-            write(self.points, nearer[chosen], theirs.index_select(0, place), chosen)
-            write(self.distance, nearer[chosen], length[place], chosen)
-        return flipped, rival
+        mine, theirs, flips, path = take(some, part.rows, points, flipped, away)
+        length = torch.where(flips, vector_norm(path, self.norm), math.inf)
+        none = torch.full_like(self.distance, math.inf)
+        best = none.scatter_reduce(0, mine, length, "amin")
+        better = (length == best[mine]) & (length < self.distance[mine])
+        place = torch.where(better, torch.arange(len(mine), device=mine.device), len(mine))
+        last = torch.full_like(self.distance, len(mine), dtype=torch.int64)
+        first = last.scatter_reduce(0, mine, place, "amin")
+        nearer = first < len(mine)
+        chosen = rows_to_compute(nearer)
+        place = first[chosen].clamp(max=len(mine) - 1)
+        write(self.points, nearer[chosen], theirs.index_select(0, place), chosen)
+        write(self.distance, nearer[chosen], length[place], chosen)
+
+    def _remember(self) -> None:
+        """Keep the distances of samples that are within the first quarter of their passes."""
+        spent = self.network.forwards + self.network.backwards
+        self.early = torch.where(spent <= self.quarter, self.distance, self.early)
 
     def guess(self, rows: Tensor, points: Tensor) -> None:
         """Leave an untried answer where no flip is known: the final check tells if it is one,
