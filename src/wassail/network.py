@@ -15,7 +15,7 @@ import platform
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import metadata
 from typing import Any, TypeAlias
 
@@ -432,14 +432,16 @@ class Network:
 
     def flipped(
         self, z: Tensor, y: Tensor, scale: Tensor, target: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Whether `predict` says another class than `y`, or says the target if there is one, bool
-        `(m,)`; and the strongest other class, `(m,)`. scale: that of `measure` at the samples.
+        `(m,)`; the strongest other class, `(m,)`; and by how much it leads, `(m,)`. scale: that of
+        `measure` at the samples.
         """
         best, rival = strongest_rival(z, y)
         tolerance = flip_tolerance(self.dtype or z.dtype)
-        wrong = best - z.gather(1, y[:, None])[:, 0] >= need(z, tolerance, scale)
-        return wrong if target is None else wrong & (rival == target), rival
+        lead = best - z.gather(1, y[:, None])[:, 0]
+        wrong = lead >= need(z, tolerance, scale)
+        return wrong if target is None else wrong & (rival == target), rival, lead
 
     def _count(self, counter: Tensor, rows: Tensor) -> None:
         self.calls += 1
@@ -455,9 +457,11 @@ class Tape:
     x: Tensor
     z: Tensor
     rows: Tensor
-    rival: Tensor | None = None  # the strongest class but the label, where a hunt has looked
+    # The strongest class but the label and by how much it leads, where a tracker has looked.
+    rival: Tensor | None = None
+    lead: Tensor | None = None
 
-    @property
+    @cached_property
     def logits(self) -> Tensor:
         """The logits, `(n, K)`."""
         return self.z.detach()
@@ -465,6 +469,14 @@ class Tape:
     def strongest(self, y: Tensor) -> Tensor:
         """The class with the largest logit but `y` `(n,)`, `(n,)`."""
         return strongest_rival(self.logits, y)[1] if self.rival is None else self.rival
+
+    def leads(self, y: Tensor, rivals: Tensor | None = None) -> Tensor:
+        """`theta_j - theta_y` for rivals j `(n,)`, by default the strongest at each row: `(n,)`."""
+        if rivals is None and self.lead is not None:
+            return self.lead
+        z = self.logits
+        j = self.strongest(y) if rivals is None else rivals
+        return (z.gather(1, j[:, None]) - z.gather(1, y[:, None]))[:, 0]
 
     def gradients(
         self, y: Tensor, rivals: Tensor, keep: Tensor | None = None, again: bool = False

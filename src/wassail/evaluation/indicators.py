@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from wassail.attacks.convergence import AT_REST, FAR_FROM_REST, quarter, shrinkage
-from wassail.attacks.hunt import Hunt
+from wassail.attacks.minimal.tracker import Tracker
 from wassail.attacks.nearest import nearest
 from wassail.checks import check_data
 from wassail.errors import InputError, ModelWarning
@@ -266,7 +266,7 @@ def transfer(
     another class.
 
     That sample is a flip already; the way to it is bisected, 12 forwards, along points that are as
-    near as the norm allows (`Hunt.shorten`). x `(N, *shape)`, y `(N,)`. among: the samples to go
+    near as the norm allows (`Tracker.shorten`). x `(N, *shape)`, y `(N,)`. among: the samples to go
     to, `(M, *shape)`, with their logits `(M, K)`, by default the first 1000 of x. points: more
     places to come from, each `(N, *shape)`, for example the points of an attack on another model:
     one forward each. The flips are as good as anyone's and belong into the pool.
@@ -282,21 +282,21 @@ def transfer(
             )
 
     def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
-        hunt = Hunt(network, x, y, norm, domain, None, graph=False)
-        rows = hunt.rows
+        tracker = Tracker(network, x, y, norm, domain, None, graph=False)
+        rows = tracker.rows
         for other in points:
             inside = other.to(x) if domain is None else other.to(x).clamp(*domain)
-            hunt.logits(inside[rows], rows)
+            tracker.logits(inside[rows], rows)
         there, z = (
-            (x[:POOL], hunt.clean[:POOL])
+            (x[:POOL], tracker.clean[:POOL])
             if among is None
             else (part.to(x.device) for part in among)
         )
         for some in torch.split(rows, network.batch_size) if len(there) else ():
             near, known = _other_class(x[some], y[some], there.to(x.dtype), z, norm)
-            hunt.offer(there[near[known]].to(x.dtype), some[known], z[near[known]])
-        hunt.shorten(rows, BISECTIONS)
-        return hunt.points, hunt.clean
+            tracker.offer(there[near[known]].to(x.dtype), some[known], z[near[known]])
+        tracker.shorten(rows, BISECTIONS)
+        return tracker.points, tracker.clean
 
     found = search(chunk, model, x, y, batch_size, whole=True, description="transfer")
     return Flips.from_search(x, y, found, norm, domain, "transfer", {"method": "transfer"})

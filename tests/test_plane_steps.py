@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-import wassail.stretch as stretch_module
-from wassail.device import waits
-from wassail.stretch import FIRST, greedy, leading, shrink, stretch
+import wassail.plane_steps as plane_steps_module
+from wassail.device import host_waits
+from wassail.plane_steps import FIRST, clamped_step, greedy_step, largest_places, soft_threshold
 
 
 def case(dtype=torch.float64, rows=23, n=64, seed=0):
@@ -46,7 +46,7 @@ def test_a_stretched_step_pays_its_target(kind, dtype):
     price, low, high, target = case(dtype)
     way = price.sign() if kind == "linf" else price
     t = target / (way * price).sum(-1)
-    found = stretch(way, low, high, target, t, price)
+    found = clamped_step(way, low, high, target, t, price)
     wide = [value.double() for value in (way, low, high, target)]
     truth = bisected(*wide, lambda step: (price.double() * step).sum(-1))
     atol = 3e-5 if dtype == torch.float32 else 1e-12
@@ -60,7 +60,7 @@ def test_a_stretched_step_has_its_length(dtype):
     way, low, high, target = case(dtype)
     target = target.abs()
     t = target / way.norm(dim=-1)
-    found = stretch(way, low, high, target, t)
+    found = clamped_step(way, low, high, target, t)
     wide = [value.double() for value in (way, low, high, target)]
     truth = bisected(*wide, lambda step: step.norm(dim=-1))
     atol = 3e-5 if dtype == torch.float32 else 1e-12
@@ -75,9 +75,9 @@ def test_many_rounds_and_rows_that_go_on_alone_change_no_row():
     target = torch.full((1, 40), 3.0)
     target[0, 7] = 0.97 * high[0, 7].sum()
     t = target / 60
-    together = stretch(way, -high, high, target, t, way)
+    together = clamped_step(way, -high, high, target, t, way)
     alone = [
-        stretch(way[i : i + 1], -high[:, i : i + 1], high[:, i : i + 1], target[:, i : i + 1],
+        clamped_step(way[i : i + 1], -high[:, i : i + 1], high[:, i : i + 1], target[:, i : i + 1],
                 t[:, i : i + 1], way[i : i + 1])
         for i in range(40)
     ]  # fmt: skip
@@ -91,15 +91,15 @@ def test_the_largest_entries_are_found_by_blocks(n):
     size[3] = size[3].sort().values
     size[4] = 0
     count = min(FIRST, n)
-    values = size.gather(1, leading(size, count))
+    values = size.gather(1, largest_places(size, count))
     assert torch.equal(values, size.topk(count, dim=1).values)
-    assert all(len(set(row.tolist())) == count for row in leading(size, count))
+    assert all(len(set(row.tolist())) == count for row in largest_places(size, count))
 
 
 @pytest.mark.parametrize("priced", [True, False])
 def test_a_greedy_step_spends_its_budget_on_the_largest_entries(priced):
     way, low, high, budget = case(n=96)
-    found = greedy(way, low, high, budget, priced)
+    found = greedy_step(way, low, high, budget, priced)
     for j in range(2):
         for i in range(len(way)):
             money = float(budget[j, i].abs())
@@ -122,7 +122,7 @@ def test_shrunk_sizes_sum_to_the_radius(capped, dtype):
     size = torch.rand(31, 80, generator=generator, dtype=dtype) ** 4
     cap = size * torch.rand(31, 80, generator=generator, dtype=dtype) if capped else size
     radius = cap.sum(1) * torch.linspace(0.0, 0.99, 31, dtype=dtype)
-    found = shrink(size, cap, radius)
+    found = soft_threshold(size, cap, radius)
     low = torch.zeros(31, dtype=torch.float64)
     high = torch.ones_like(low)
     for _ in range(100):
@@ -145,13 +145,13 @@ def test_a_shrinkage_ends_between_two_neighbouring_numbers(monkeypatch):
         nonlocal rounds
         rounds += 1
         assert rounds < 10_000, "no end"
-        return waits(v)
+        return host_waits(v)
 
-    monkeypatch.setattr(stretch_module, "waits", counted)
+    monkeypatch.setattr(plane_steps_module, "host_waits", counted)
     generator = torch.Generator().manual_seed(0)
     size = 0.25 + 0.06 * torch.rand(2000, 64, generator=generator)
     radius = torch.linspace(0.3, 0.9, 2000)
-    found = shrink(size, size, radius)
+    found = soft_threshold(size, size, radius)
     # The root lies between two floats, 2^-25 apart, for 64 coordinates; and their sum rounds.
     off = (found.double().sum(1) - radius.double()).abs()
     assert (off <= 64 * 2.0**-25 + 64 * 2.0**-24 * radius).all()

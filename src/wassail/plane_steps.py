@@ -1,7 +1,7 @@
 """How far to go along a direction inside a box: every coordinate stops at its own wall.
 
-Steps of l2 and linf (`stretch`), steps of l1 (`greedy`), and projections onto a ball of l1
-(`shrink`), in few operations: on a CPU it is their number that counts.
+Steps of l2 and linf (`clamped_step`), steps of l1 (`greedy_step`), and projections onto a ball of
+l1 (`soft_threshold`), in few operations: on a CPU it is their number that counts.
 
 The step `clamp(t way, low, high)` grows with `t`. What it pays, `<price, step>` or its Euclidean
 length, is concave and piecewise linear in `t`, or in its square: from `t` too small, Newton's
@@ -20,7 +20,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from wassail.device import take, waits
+from wassail.device import host_waits, take
 
 ROUNDS = 8  # between two questions of the host, on devices that it must wait for
 PATIENCE = 10  # rounds of Newton's method before it is mixed with bisections
@@ -29,7 +29,7 @@ BLOCK = 16  # coordinates of which only the largest is looked at first
 FEW = 0.4  # of the rows: when so few are unfinished, they go on alone
 
 
-def stretch(
+def clamped_step(
     way: Tensor,
     low: Tensor,
     high: Tensor,
@@ -70,12 +70,12 @@ def stretch(
         paid = _total(gain, price)
         going = paid / target < enough
         going = going if alive is None else going.logical_and_(alive)
-        if not waits(way) or turn % ROUNDS == 0:
+        if not host_waits(way) or turn % ROUNDS == 0:
             unfinished = int(going.sum())
             if not unfinished:
                 return step
-            if unfinished < FEW * going.numel() and not waits(way):
-                rest = _stretch_some(going, way, low, high, target, t, price, first)
+            if unfinished < FEW * going.numel() and not host_waits(way):
+                rest = _clamped_rest(going, way, low, high, target, t, price, first)
                 step.flatten(0, 1).index_copy_(0, *rest)
                 return step
         # Newton's step, from what the coordinates that are still free pay.
@@ -93,7 +93,7 @@ def stretch(
     raise AssertionError("unreachable")
 
 
-def _stretch_some(
+def _clamped_rest(
     going: Tensor,
     way: Tensor,
     low: Tensor,
@@ -115,16 +115,16 @@ def _stretch_some(
     low, high = (v.flatten(0, 1).index_select(0, places)[None] for v in (low, high))
     target, t = (v.flatten().index_select(0, places)[None] for v in (target, t))
     if not first:
-        return places, stretch(way, low, high, target, t, price, False)[0]
+        return places, clamped_step(way, low, high, target, t, price, False)[0]
     most = torch.copysign(torch.full_like(t, torch.finfo(t.dtype).max), t)
     step = torch.clamp(most.unsqueeze(-1) * way, low, high)
     paid = _total(step if price is None else price * step, price)
     going = paid / target >= _enough(t)
     some = int(going.sum())
     if some == going.numel():
-        return places, stretch(way, low, high, target, t, price, False)[0]
+        return places, clamped_step(way, low, high, target, t, price, False)[0]
     if some:
-        step[0].index_copy_(0, *_stretch_some(going, way, low, high, target, t, price, False))
+        step[0].index_copy_(0, *_clamped_rest(going, way, low, high, target, t, price, False))
     return places, step[0]
 
 
@@ -141,7 +141,7 @@ def _total(gain: Tensor, price: Tensor | None) -> Tensor:
     return length
 
 
-def leading(size: Tensor, count: int) -> Tensor:
+def largest_places(size: Tensor, count: int) -> Tensor:
     """The places of the `count` largest entries of each row, largest first: `(N, n) -> (N, count)`.
 
     They lie in the `count` blocks with the largest maxima: these are found without a look at every
@@ -158,7 +158,7 @@ def leading(size: Tensor, count: int) -> Tensor:
     return places.gather(1, size.gather(1, places).topk(count, dim=1).indices)
 
 
-def greedy(
+def greedy_step(
     way: Tensor, low: Tensor, high: Tensor, budget: Tensor, priced: bool, count: int = FIRST
 ) -> Tensor:
     """A step that spends its budget on the largest entries of `way`, each up to its wall:
@@ -173,7 +173,7 @@ def greedy(
         count: how many entries to look at first: a budget rarely reaches far down the list.
     """
     count = min(count, way.shape[1])
-    order = leading(way.abs(), count)
+    order = largest_places(way.abs(), count)
     some = way.gather(1, order)
     order = order.expand(*budget.shape, count)
     side = some.sign() * budget.sign().unsqueeze(-1)
@@ -203,7 +203,7 @@ def greedy(
 def _deeper(
     way: Tensor, low: Tensor, high: Tensor, budget: Tensor, priced: bool, count: int
 ) -> Tensor:
-    """`greedy` where few entries were not enough; J is 1."""
+    """`greedy_step` where few entries were not enough; J is 1."""
     ends = way.sign() * budget.sign().unsqueeze(-1)
     most = torch.clamp(ends.mul_(torch.finfo(way.dtype).max), low, high)
     # Where all there is is too little for the budget there is nothing to choose.
@@ -211,30 +211,30 @@ def _deeper(
     rows = (cost >= (1 - 1e-3) * budget.abs())[0].nonzero()[:, 0]
     if rows.shape[0]:
         way, low, high = (v.index_select(-2, rows) for v in (way, low, high))
-        found = greedy(way, low, high, budget.index_select(1, rows), priced, count)
+        found = greedy_step(way, low, high, budget.index_select(1, rows), priced, count)
         most.index_copy_(1, rows, found)
     return most
 
 
-def shrink(size: Tensor, cap: Tensor, radius: Tensor) -> Tensor:
+def soft_threshold(size: Tensor, cap: Tensor, radius: Tensor) -> Tensor:
     """`min(max(size - tau, 0), cap)` whose sum is the radius, for sizes and caps `(N, n)` whose
     least sum is above it; `(N, n)`.
 
     The sum falls in tau and is piecewise linear: coordinate i starts to fall at `size_i - cap_i`
     and ends at `size_i`. Newton's method, which needs no help where no cap is met; after `PATIENCE`
     rounds between two bounds, in turn with their middle. The first step is Newton's for the
-    logarithm of the sum, which is nearer to a line. As in `stretch`, rows that are done leave on
-    the CPU and change no more elsewhere.
+    logarithm of the sum, which is nearer to a line. As in `clamped_step`, rows that are done leave
+    on the CPU and change no more elsewhere.
     """
     high = size.amax(1)
     low = torch.full_like(high, torch.finfo(size.dtype).tiny)  # what is 0 does not count
-    return _shrink(size, cap, radius, torch.where(radius > 0, low, high), low, high, 0)
+    return _soft_threshold(size, cap, radius, torch.where(radius > 0, low, high), low, high, 0)
 
 
-def _shrink(
+def _soft_threshold(
     size: Tensor, cap: Tensor, radius: Tensor, tau: Tensor, low: Tensor, high: Tensor, turn: int
 ) -> Tensor:
-    """`shrink` from a tau and between bounds that are known after so many rounds."""
+    """`soft_threshold` from a tau and between bounds that are known after so many rounds."""
     noise = 8 * torch.finfo(size.dtype).eps * radius
     zero = size.new_zeros(())
     alive = None
@@ -245,14 +245,14 @@ def _shrink(
         excess = total - radius
         going = excess.abs() > noise
         going = going if alive is None else going.logical_and_(alive)
-        if not waits(size) or turn % (2 * ROUNDS) == 2 * ROUNDS - 1:
+        if not host_waits(size) or turn % (2 * ROUNDS) == 2 * ROUNDS - 1:
             unfinished = int(going.sum())
             if not unfinished:
                 return kept
-            if unfinished < FEW * tau.shape[0] and not waits(size):
+            if unfinished < FEW * tau.shape[0] and not host_waits(size):
                 rows = going.nonzero()[:, 0]
                 size, cap, radius, tau, low, high = take(rows, size, cap, radius, tau, low, high)
-                rest = _shrink(size, cap, radius, tau, low, high, turn)
+                rest = _soft_threshold(size, cap, radius, tau, low, high, turn)
                 return kept.index_copy_(0, rows, rest)
         moving = torch.eq(kept, rest, out=rest).sum(1)
         step = excess if turn else total.mul_((total / radius).log_())

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from wassail.attacks.hunt import Hunt
+from wassail.attacks.minimal.tracker import Tracker
 from wassail.device import take
 from wassail.geometry import clip, column, project, sides
 from wassail.losses import margin
@@ -28,13 +28,13 @@ LEAST_SLACK = 0.001
 WIDTH = 8  # random numbers for one change: its place, and a sign for up to six channels
 
 
-def far_starts(hunt: Hunt, rows: Tensor, seed: int) -> None:
+def far_starts(tracker: Tracker, rows: Tensor, seed: int) -> None:
     """Look for any flip of samples that have none: the negative of the sample, noise, a uniform
     image, then bisect toward the sample. Up to 5 F, and 6 F for those that flip.
     """
-    noise = _draws(hunt, rows, seed, 101, hunt.x[:1].numel()).reshape(hunt.x[rows].shape)
-    x = hunt.x[rows]
-    box = hunt.box(rows)
+    noise = _draws(tracker, rows, seed, 101, tracker.x[:1].numel()).reshape(tracker.x[rows].shape)
+    x = tracker.x[rows]
+    box = tracker.box(rows)
     low, high = (-1.0, 1.0) if box is None else sides(box, x)
     starts = [
         low + high - x,
@@ -42,50 +42,50 @@ def far_starts(hunt: Hunt, rows: Tensor, seed: int) -> None:
         *(torch.zeros_like(x) + side for side in (low, high, (low + high) / 2)),
     ]
     for start in starts:
-        lost = torch.isinf(hunt.distance[rows]).nonzero()[:, 0]
-        lost = lost[hunt.able(rows[lost], 1)]
+        lost = torch.isinf(tracker.distance[rows]).nonzero()[:, 0]
+        lost = lost[tracker.affordable(rows[lost], 1)]
         if not len(lost):
             break
-        hunt.logits(clip(start[lost], hunt.box(rows[lost])), rows[lost])
-    hunt.shorten(rows, 6)
+        tracker.logits(clip(start[lost], tracker.box(rows[lost])), rows[lost])
+    tracker.shorten(rows, 6)
 
 
-def blind_search(hunt: Hunt, rows: Tensor, times: int, seed: int, number: int) -> None:
+def gradient_free(tracker: Tracker, rows: Tensor, times: int, seed: int, number: int) -> None:
     """Random changes of the best flip inside a ball smaller than its own. 1 F each.
 
     After each flip the next look is at the flip projected onto the smaller ball, which is a
     bisection; the looks after that are at changes of it, and what raises the margin is kept.
 
     Args:
-        hunt: the search.
+        tracker: the search.
         rows: samples `(m,)`; those without a flip are left out.
         times: looks.
         seed: keys the draws, together with the sample and `number`.
         number: which of several searches this is.
     """
-    rows = rows[torch.isfinite(hunt.distance[rows]).nonzero()[:, 0]]
+    rows = rows[torch.isfinite(tracker.distance[rows]).nonzero()[:, 0]]
     if not len(rows):
         return
-    draws = _draws(hunt, rows, seed, number, times * WIDTH).reshape(len(rows), times, WIDTH)
-    current = hunt.points[rows]
-    slack = torch.full_like(hunt.distance[rows], 0.1)
+    draws = _draws(tracker, rows, seed, number, times * WIDTH).reshape(len(rows), times, WIDTH)
+    current = tracker.points[rows]
+    slack = torch.full_like(tracker.distance[rows], 0.1)
     best = torch.full_like(slack, -math.inf)
     known = torch.zeros_like(rows, dtype=torch.bool)  # whether `best` is the margin at `current`
     for k in range(times):
-        keep = hunt.able(rows, 1)
+        keep = tracker.affordable(rows, 1)
         rows, draws, current, slack, best, known = take(
             keep, rows, draws, current, slack, best, known
         )
         if not len(rows):
             return
-        x = hunt.x[rows]
-        radius = (1 - slack) * hunt.distance[rows]
+        x = tracker.x[rows]
+        radius = (1 - slack) * tracker.distance[rows]
         share = SHARES[1] + (SHARES[0] - SHARES[1]) * (1 - k / times) ** 2
-        changed = _change(current, x, draws[:, k], share, hunt.norm, radius)
+        changed = _change(current, x, draws[:, k], share, tracker.norm, radius)
         point = torch.where(column(known, x), changed, current)
-        point = project(point, x, hunt.norm, radius, hunt.box(rows))
-        z, flip = hunt.logits(point, rows)
-        value = margin(z, hunt.y[rows])
+        point = project(point, x, tracker.norm, radius, tracker.box(rows))
+        z, flip = tracker.logits(point, rows)
+        value = margin(z, tracker.y[rows])
         accept = flip | ~known | (value >= best)
         current = torch.where(column(accept, x), point, current)
         best = torch.where(accept, value, best)
@@ -95,9 +95,9 @@ def blind_search(hunt: Hunt, rows: Tensor, times: int, seed: int, number: int) -
         known = ~flip
 
 
-def _draws(hunt: Hunt, rows: Tensor, seed: int, number: int, count: int) -> Tensor:
+def _draws(tracker: Tracker, rows: Tensor, seed: int, number: int, count: int) -> Tensor:
     """Numbers in [0, 1), `(m, count)`, keyed by (seed, the sample, number)."""
-    x = hunt.x[rows]
+    x = tracker.x[rows]
     drawn = [
         torch.rand(count, dtype=x.dtype, generator=generator)
         for generator in generators(x, seed, number)
