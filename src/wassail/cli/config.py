@@ -22,9 +22,9 @@ CODE = ("model", "data")  # options that may name a function
 NO_CODE = ("robustbench", "timm", "hf", "huggingface")  # what stands before other names
 TRUSTING = ("trust", "ray")  # options that let others run code
 PLACES = ("out", "junit", "card")  # options that name what is written
-WITHOUT = {"help", "config"}  # options that make no sense in the file
+WITHOUT = {"help", "config", "key"}  # options that make no sense in the file
 HEAD = """\
-# An evaluation: wassail evaluate --config {name}
+# An evaluation: {command} --config {name}
 # Every line that begins with "# " and holds "=" is an option with its default: take the "# " away
 # to change it. What stands on the command line goes first.
 """
@@ -51,7 +51,7 @@ def init_text(parser: argparse.ArgumentParser, name: str) -> str:
         parser: of `evaluate`.
         name: of the file.
     """
-    lines = [HEAD.format(name=name)]
+    lines = [HEAD.format(name=name, command=parser.prog)]
     title = None
     for group, action in actions(parser):
         if group != title:
@@ -193,5 +193,5 @@ def init_command(options: argparse.Namespace, parser: argparse.ArgumentParser) -
         raise InputError(f"{options.file!r} is there already: name another file, or remove it.")
     with writing(path):
         save(path, init_text(parser, options.file))
-    print(f"wrote {path}: edit it, then wassail evaluate --config {path}")
+    print(f"wrote {path}: edit it, then {parser.prog} --config {path}")
     return 0
