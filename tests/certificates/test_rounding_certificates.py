@@ -17,12 +17,13 @@ from support.exact import perceptron, scattered, uniform
 from support.rounding import MODES, long, rounded, serial
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound
-from wassail.certificates.bounds import jacobian, norms, ranges, tangents
+from wassail.certificates.bounds import jacobian, norms
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.exact import cones, infinity, multipliers
-from wassail.certificates.graph import planes
+from wassail.certificates.graph import graph as graph_module
+from wassail.certificates.graph import planes, tangent
 from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Smooth
+from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Concat, Matrix, Scale, Sum, dense_norm
 from wassail.certificates.graph.matrix_norms import matrix_norm
 from wassail.certificates.graph.operators import convolution, normalise, softmax
@@ -161,11 +162,11 @@ def test_intervals_of_one_step(mode: str) -> None:
     wide = g + scattered(3, 2, 8, seed=8).abs()
     more = high + 1
     with rounded(mode):
-        bottom, top = ranges.affine_span(node.op, [(low, high)], 0.0)  # type: ignore[arg-type]
-        leaky = ranges._relu((low, high), slope)
-        product = jacobian._times((low, high), (high, more))
-        ((back, forth),) = jacobian._pulled(node.map, (g, wide), 0.0)  # type: ignore[arg-type]
-        halves = [planes.halves_of(low, high), tangents._halves((low, high))]
+        bottom, top = node.span([(low, high)], 0.0)
+        leaky = Relu(slope).span([(low, high)])
+        product = graph_module._times((low, high), (high, more))
+        ((back, forth),) = node.adjoint((g, wide), [], 0.0)
+        halves = [planes.halves_of(low, high), tangent.middle_and_width((low, high))]
         outward = planes.interval_product((low, high), (high, high))
     w = long(weight)
     plus = np.maximum(w, 0)

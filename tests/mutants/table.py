@@ -26,6 +26,9 @@ def _tests(*names: str) -> tuple[str, ...]:
 
 _SWEEP = _tests("rounding_sweeps", "rounding_parts", "rounding_linear")
 _CURVED = _tests("rounding_planes", "rounding_certificates::curves step")
+_TANGENTS = _tests(
+    "rounding_smooth::tangents", "rounding_certificates::step", "rounding_linear::relative"
+)
 _CURVE = _tests("rounding_certificates::one_sample losses lines plan radii dual")
 _CHORDS = _tests("rounding_certificates::losses", "rounding_chords")
 _CONES = _tests("rounding_certificates::cuts infinity")
@@ -41,6 +44,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
         *_tests("rounding_sectors::sweep", "rounding_executed::sweep"),
     ),
     "certificates/bounds/backward.py": _SWEEP,
+    "certificates/bounds/extent.py": (*_SWEEP, *_tests("rounding_planes")),
     "certificates/bounds/substitution.py": _SWEEP,
     "certificates/bounds/executed.py": _tests("rounding_executed"),
     "certificates/bounds/jacobian.py": _tests(
@@ -53,18 +57,30 @@ GUARDS: dict[str, tuple[str, ...]] = {
         "rounding_linear", "rounding_smooth", "rounding_sweeps::condensed", "propagate"
     ),
     "certificates/bounds/rows.py": _SWEEP,
-    "certificates/bounds/tangents.py": _tests(
-        "rounding_smooth::tangents", "rounding_certificates::step", "rounding_linear::relative"
+    "certificates/bounds/tangents.py": _TANGENTS,
+    "certificates/graph/tangent.py": _TANGENTS,
+    "certificates/graph/arc.py": (
+        *_tests("rounding_parts::shifts", "rounding_sectors", "rounding_sweeps"),
+    ),
+    "certificates/graph/graph.py": _tests(
+        "rounding_certificates::norms step",
+        "rounding_smooth",
+        "rounding_linear",
+        "jacobian::steepest",
     ),
     "certificates/graph/activations.py": _tests("rounding_parts::shifts", "activations"),
     "certificates/bounds/condense.py": _tests("rounding_sweeps::condensed"),
-    "certificates/graph/maps.py": _tests("rounding_certificates::norms", "norms"),
+    "certificates/graph/maps.py": _tests(
+        "rounding_certificates::norms", "norms", "rounding_spheres"
+    ),
     "certificates/graph/matrix_norms.py": _tests("rounding_certificates::norms", "norms"),
-    "certificates/graph/operators/convolution.py": _tests("rounding_certificates::norms", "norms"),
-    "certificates/graph/operators/normalise.py": _CURVED,
-    "certificates/graph/operators/products.py": _CURVED,
-    "certificates/graph/operators/softmax.py": _CURVED,
-    "certificates/graph/planes.py": _CURVED,
+    "certificates/graph/operators/convolution.py": _tests(
+        "rounding_certificates::norms", "norms", "ball_sweep::column"
+    ),
+    "certificates/graph/operators/normalise.py": (*_CURVED, *_TANGENTS),
+    "certificates/graph/operators/products.py": (*_CURVED, *_TANGENTS),
+    "certificates/graph/operators/softmax.py": (*_CURVED, *_TANGENTS),
+    "certificates/graph/planes.py": (*_CURVED, *_tests("rounding_parts")),
     "certificates/graph/region.py": _tests("rounding_linear", "region"),
     "certificates/lipschitz/attention.py": _tests(
         "rounding_smooth::attention", "rounding_certificates::norms"
@@ -112,7 +128,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/bounds/ball_sweep.py": _tests("ball_sweep"),
     "certificates/bounds/entry.py": _tests("entry::rounding"),
     "certificates/bounds/links.py": _tests("rounding_spheres::links norms", "entry::norms"),
-    "certificates/bounds/reach.py": _tests("rounding_spheres", "ball_sweep::column"),
+    "certificates/bounds/reach.py": _tests("rounding_spheres"),
     "certificates/bounds/spheres.py": _tests("rounding_spheres"),
     "certificates/bounds/quadratic.py": _tests("rounding_quadratic"),
     "certificates/bounds/corners.py": _tests("rounding_corners"),
@@ -195,11 +211,6 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "UNIT * most",
     ): "relative to |middle|, whose norm is at most m + n times that of middle: in 2^-50 (m + n)",
     (
-        "bounds/tangents.py",
-        "centred",
-        "error",
-    ): "a table of tensors, not a number",
-    (
         "lipschitz/attention.py",
         "spectral",
         "UP",
@@ -216,7 +227,7 @@ EXCUSED: dict[tuple[str, str, str], str] = {
     ): "its docstring: `1 + UNIT` covers it where 0 lies in the span, as it does in a plane's",
     (
         "operators/normalise.py",
-        "plane",
+        "_around",
         "UNIT * math.sqrt(n)",
     ): "less than 2^-53 (q + excess), which `error` covers besides the rest",
     (
@@ -234,8 +245,9 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "plane",
         "SMALL * r.sum",
     ): "what is dropped counts less than 70 SMALL an entry: far below the 8 units (docstring)",
-    ("bounds/executed.py", "ahead", "slack) if op.bias"): "its shape, for zeros",
+    ("bounds/executed.py", "ahead", "slack) if last.bias"): "its shape, for zeros",
     ("bounds/crown.py", "", "room_of("): "how many rows go at a time, not a number of a bound",
+    ("bounds/extent.py", "", "room_of("): "how many rows go at a time, not a number of a bound",
     (
         "bounds/ball_margins.py",
         "",
@@ -296,9 +308,9 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "Relaxation.claimed",
         "UNIT * solid",
     ): "`solid.sum()` is at most `sizes + pulls.sum()`, whose 4 n + 64 units are 3 n to spare",
-    ("bounds/substitution.py", "units", "error), -1)"): "its shape",
+    ("bounds/backward.py", "unit_rows", "error), -1)"): "its shape",
     (
-        "bounds/crown.py",
+        "bounds/lines.py",
         "open_entries",
         "STILL",
     ): "what is not tightened keeps the bounds that it has",
@@ -505,12 +517,12 @@ EXCUSED: dict[tuple[str, str, str], str] = {
     ): "of an absolute term for underflow, which is itself an upper estimate",
     (
         "bounds/crown.py",
-        "_affine",
+        "_charge",
         "rounding.up(",
     ): "second order: four of the terms in `count` are spare",
     (
         "bounds/crown.py",
-        "_affine",
+        "_charge",
         "rounding_of(",
     ): "second order: four of the terms in `count` are spare",
 }

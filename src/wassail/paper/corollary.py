@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wassail.certificates.bounds.norms import steepest_slope
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Graph, Node, Smooth
 from wassail.certificates.graph.maps import Pick, Sum
@@ -221,7 +220,7 @@ class PaperWalk(TransformerConstants):
         if isinstance(node.curve, Normalise):
             return -0.5 * math.log(node.curve.eps) if node.curve.eps > 0 else math.inf
         if isinstance(node.op, Smooth):
-            return math.inf if node.op.seen else log(steepest_slope(node.op))
+            return math.inf if node.op.seen else log(node.op.steepest)
         return super().slope(i)
 
     def attention_bound(self, attention: Attention) -> float:

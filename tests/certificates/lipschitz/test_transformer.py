@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import wassail as ws
 from support.networks import Net
 from support.rounding import long
-from wassail.certificates.bounds.norms import steepest_slope
 from wassail.certificates.graph.activations import ACTIVATIONS
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Concat, Matrix, Scale, Sum
@@ -257,7 +256,7 @@ def test_constants_of_a_pre_ln_encoder_by_hand():
     g = layer.norm1.weight.detach()
     b = layer.norm1.bias.detach()
     reach = math.sqrt(D) * float(g.abs().max()) + float(b.norm())
-    slope = steepest_slope(Smooth("gelu"))
+    slope = Smooth("gelu").steepest
     paper = [
         size(model.embed.weight),
         float(g.abs().max()) / math.sqrt(1e-5),

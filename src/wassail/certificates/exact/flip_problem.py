@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wassail import rounding
-from wassail.certificates.bounds.condense import STEPS, absolute, layered
+from wassail.certificates.bounds.condense import STEPS, layered
 from wassail.certificates.bounds.ranges import bounds_on, gamma
 from wassail.certificates.exact.programs import Array, shortest, shortest_euclidean
 from wassail.certificates.exact.relaxation import Triangle, substitute, triangle
@@ -77,7 +77,7 @@ class Relaxed:
         first = bounds_on(graph, region)
         states = first.states()
         net = graph.piecewise(states)
-        most = absolute(graph).piecewise(states)
+        most = graph.absolute().piecewise(states)
         small = replace(layered(net, most), rounding=gamma(graph))
         again = bounds_on(small, region, STEPS)
         none = torch.zeros(0, dtype=torch.float64)

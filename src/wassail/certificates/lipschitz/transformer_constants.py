@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.bounds.norms import map_norm
-from wassail.certificates.bounds.ranges import derivative_span, one_region, ranges, span_step
+from wassail.certificates.bounds.ranges import one_region, ranges
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Graph, Node
 from wassail.certificates.graph.maps import Concat, Matrix, Pick, Scale, Sum
@@ -66,7 +66,7 @@ def everywhere(
     low, high = (side.reshape(1, *graph.nodes[0].shape) for side in region.box)
     found: dict[int, Span] = {0: (low, high)}  # a region's box is rounded outward
     for i, node in enumerate(graph.nodes[1:], 1):
-        low, high = span_step(graph, node, [found[j] for j in node.inputs])
+        low, high = node.span([found[j] for j in node.inputs], graph.rounding)
         if i in known:
             low = torch.maximum(low, known[i][0])
             high = torch.minimum(high, known[i][1])
@@ -219,7 +219,7 @@ class TransformerConstants:
         if node.map is not None or node.curve is not None:
             return None
         span = self.spans[node.inputs[0]]
-        low, high = (side.reshape(n, -1) for side in derivative_span(node.op, span))
+        low, high = (side.reshape(n, -1) for side in node.derivative_range(*span))
         # The halves lose at most half a unit each, the products of `times` three: of its nine
         # units, relative to both magnitudes, five are left, so UP could be left out.
         return first.times((low + high) / 2, (high - low) / 2 * (1 + UP))
@@ -337,7 +337,7 @@ class TransformerConstants:
             )
         if node.curve is not None:  # of another curve nothing is known here
             return math.inf
-        return log(max(float(side.abs().max()) for side in derivative_span(node.op, span)))
+        return log(max(float(side.abs().max()) for side in node.derivative_range(*span)))
 
     def _attention(self, attention: Attention) -> float:
         if attention.target not in self._known:

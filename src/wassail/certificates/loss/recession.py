@@ -24,7 +24,7 @@ from typing import TypeAlias, assert_never
 import torch
 from torch import Tensor
 
-from wassail.certificates.bounds.ranges import affine_span, gamma
+from wassail.certificates.bounds.ranges import gamma
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Concat, Pick, Sum, rounding_map
@@ -149,7 +149,7 @@ def spans(graph: Graph, start: Span | None = None) -> list[Span]:
             case Relu(slope):
                 found.append((_relu(given[0][0], slope), _relu(given[0][1], slope)))
             case Affine():
-                found.append(affine_span(node.op, given, graph.rounding))
+                found.append(node.span(given, graph.rounding))
             case Input():
                 found.append(start)
             case _:

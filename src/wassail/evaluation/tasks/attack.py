@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
-from typing_extensions import Self
 
 from wassail.attacks.catalogue import GIVEN
 from wassail.errors import ModelWarning

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from wassail.evaluation.chunks import Tensors, moved, take
 from wassail.evaluation.tasks.task import Result, Samples, Task, unknown

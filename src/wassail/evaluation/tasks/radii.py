@@ -7,11 +7,10 @@ import time
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from wassail.evaluation.chunks import Tensors, flips_chunk, moved
 from wassail.evaluation.tasks.task import Result, Samples, Task, no_flips, unknown

@@ -10,11 +10,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from wassail.evaluation.chunks import Tensors
 from wassail.evaluation.pieces import REASON, UNKNOWN
