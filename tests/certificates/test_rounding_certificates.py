@@ -869,7 +869,9 @@ def test_transformer_derivatives_by_tokens(mode: str) -> None:
     weight = scattered(5, 3, seed=94)
     tokens = transformer_constants._Tokens(0, centre, radius)
     node = Node((0,), (2, 5), "", Affine(Matrix(weight)))
-    walk = transformer_constants.Walk(Graph((Node((), (2, 3), ""), node)), {}, {}, True)
+    walk = transformer_constants.TransformerConstants(
+        Graph((Node((), (2, 3), ""), node)), {}, {}, True
+    )
     with rounded(mode):
         found = tokens.times(row, wide)
         mapped = walk._carry(1, [tokens])
@@ -904,7 +906,7 @@ def test_transformer_matrices_that_cancel_in_their_product(mode: str) -> None:
             Node((1,), (1,), "", Affine(Matrix(second))),
         )
     )
-    walk = transformer_constants.Walk(graph, {}, {})
+    walk = transformer_constants.TransformerConstants(graph, {}, {})
     with rounded(mode):
         *_, (_, found) = walk.linear(2)
     exact = np.sqrt(((long(second) @ long(first)) ** 2).sum())

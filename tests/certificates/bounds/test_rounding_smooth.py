@@ -617,7 +617,7 @@ def test_a_walk_over_many_steps_adds_up_their_logarithms(mode: str) -> None:
         nodes.append(Node((len(nodes) - 1,), (1,), "", Affine(Scale(factor.reshape(1)))))
     exact = math.prod(map(Fraction, factors.tolist()))
     for close in (False, True):
-        walk = transformer_constants.Walk(Graph(tuple(nodes)), {}, {}, close)
+        walk = transformer_constants.TransformerConstants(Graph(tuple(nodes)), {}, {}, close)
         with rounded(mode):
             found = walk.stretch(0, len(nodes) - 1)
         with mpmath.workdps(40):
@@ -633,7 +633,7 @@ def test_a_walk_over_an_activation_holds_its_derivatives(
     high = low + scattered(1, 60, seed=103).abs()
     monkeypatch.setattr(Smooth, "derivative_range", lambda *_: (low, high))
     graph = Graph((Node((), (60, 1), ""), Node((0,), (60, 1), "", Smooth("tanh"))))
-    walk = transformer_constants.Walk(graph, {0: (low, high)}, {}, True)
+    walk = transformer_constants.TransformerConstants(graph, {0: (low, high)}, {}, True)
     one = transformer_constants._Tokens.start(0, graph.nodes[0])
     with rounded(mode):
         found = walk._carry(1, [one])
@@ -656,7 +656,9 @@ def test_a_walk_over_a_normalisation_holds_its_derivatives(mode: str) -> None:
         y = torch.zeros(1, d, dtype=DOUBLE)
         node = Node((0,), (1, d), "", Curved(Normalise(eps)))
         graph = Graph((Node((), (1, d), ""), node))
-        walk = transformer_constants.Walk(graph, {0: (low, high), 1: (y, y)}, {}, True)
+        walk = transformer_constants.TransformerConstants(
+            graph, {0: (low, high), 1: (y, y)}, {}, True
+        )
         one = transformer_constants._Tokens(
             0, torch.eye(d, 1, dtype=DOUBLE)[None], torch.zeros(1, d, 1, dtype=DOUBLE)
         )

@@ -61,7 +61,7 @@ def test_constants_from_below(mode: str, monkeypatch: pytest.MonkeyPatch) -> Non
         seen["value"] = given[4]
         return SimpleNamespace(proceed=lambda *_: None, lower=0.0, upper=INF, witness=None, nodes=0)
 
-    monkeypatch.setattr(ladder, "Search", search)
+    monkeypatch.setattr(ladder, "InputSearch", search)
     wrong = 0
     for seed in range(8):
         n = 300
@@ -104,7 +104,9 @@ def test_constants_of_modules_are_exponentials_rounded_up(
     for k in range(30):
         log = 20 * float(scattered(1, seed=k)) % 600
         fake = SimpleNamespace(stretch=lambda *_, log=log: log)
-        monkeypatch.setattr(transformer_constants.Walk, "make", lambda *_, fake=fake: fake)
+        monkeypatch.setattr(
+            transformer_constants.TransformerConstants, "make", lambda *_, fake=fake: fake
+        )
         with rounded(mode):
             plain = ladder.modules(graph, region, 2.0, 2.0)
             wide = ladder.modules(graph, region, INF, 1.0)
@@ -132,7 +134,7 @@ def test_logarithms_of_a_corollary_are_rounded_up(
             fake = SimpleNamespace(
                 stretch=lambda _, end, log=log, whole=whole: (log, whole)[end - 1]
             )
-            for walk in (corollary.Walk, corollary.PaperWalk):
+            for walk in (corollary.TransformerConstants, corollary.PaperWalk):
                 monkeypatch.setattr(walk, "make", lambda *_, fake=fake: fake)
             with rounded(mode):
                 found = corollary.corollary(Graph(nodes), 2, (0.0, 1.0))
@@ -155,7 +157,7 @@ def test_a_walk_over_a_large_factor(mode: str) -> None:
         scale = Scale(torch.tensor([factor], dtype=DOUBLE))
         graph = Graph((Node((), (1,), ""), Node((0,), (1,), "", Affine(scale))))
         for close in (False, True):
-            walk = transformer_constants.Walk(graph, {}, {}, close)
+            walk = transformer_constants.TransformerConstants(graph, {}, {}, close)
             with rounded(mode):
                 found = walk.stretch(0, 1)
             with mpmath.workdps(40):
@@ -177,7 +179,7 @@ def test_a_walk_over_matrices_whose_product_cancels(mode: str) -> None:
             Node((1,), (1,), "", Affine(Matrix(left))),
         )
     )
-    walk = transformer_constants.Walk(graph, {}, {})
+    walk = transformer_constants.TransformerConstants(graph, {}, {})
     with rounded(mode):
         *_, (_, found) = walk.linear(2)
     columns = list(zip(*first.tolist()))
@@ -222,7 +224,9 @@ def test_a_walk_over_attention_whose_tokens_are_in_a_box(
             axes=SimpleNamespace(split=lambda side: [side]),
         )
         graph = Graph((Node((), (n, d), ""),))
-        walk = transformer_constants.Walk(graph, {0: (low, high), 1: (low, high)}, {})
+        walk = transformer_constants.TransformerConstants(
+            graph, {0: (low, high), 1: (low, high)}, {}
+        )
         with rounded(mode):
             walk.attention_bound(attention)  # type: ignore[arg-type]
         corner = torch.maximum(low.abs(), high.abs())[0].tolist()
@@ -260,5 +264,5 @@ def test_a_walk_over_factors_that_undo_each_other() -> None:
         scale = Scale(torch.tensor([factor, factor], dtype=DOUBLE))
         nodes.append(Node((len(nodes) - 1,), (2,), "", Affine(scale)))
     for close in (False, True):
-        walk = transformer_constants.Walk(Graph(tuple(nodes)), {}, {}, close)
+        walk = transformer_constants.TransformerConstants(Graph(tuple(nodes)), {}, {}, close)
         assert 0 <= walk.stretch(0, 2) < 1e-9

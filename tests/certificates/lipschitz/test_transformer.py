@@ -328,7 +328,7 @@ def test_every_step_of_a_walk_is_above_its_own_jacobian():
     # that node alone.
     graph = graph_of("vit", 1)
     region = Region.make(Ball(normal(1, 1, 4, 4), 0.05, math.inf), 16)
-    walk = transformer_constants.Walk.make(graph, region)
+    walk = transformer_constants.TransformerConstants.make(graph, region)
     x = region.sample(3, torch.Generator().manual_seed(0))
     for i, node in enumerate(graph.nodes):
         for j in node.inputs if len(node.inputs) == 1 else ():
@@ -442,7 +442,7 @@ def test_derivatives_of_tokens_stay_in_their_ranges(kind: str):
     used = torch.zeros(2, 3, 3, dtype=torch.float64)
     for radius in (1e-3, 0.1, 1.0):
         region = Region.make(Ball(normal(4, 2, 3), radius, math.inf), 6)
-        walk = transformer_constants.Walk.make(graph, region)
+        walk = transformer_constants.TransformerConstants.make(graph, region)
         start = walk._start(0)
         assert start is not None
         found = walk._carry(1, [start])
@@ -529,7 +529,7 @@ def test_rms_norm_and_a_norm_without_gain():
             "head",
         ]
         whole = Region.make(None, 12)
-        walk = transformer_constants.Walk.make(graph, whole)
+        walk = transformer_constants.TransformerConstants.make(graph, whole)
         assert math.exp(walk.stretch(*parts[1].ours)) == pytest.approx(
             1 / math.sqrt(1e-3), rel=1e-9
         )

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.search.open_nodes import TensorRows
 from wassail.rounding import UNIT
 
 # relative: room for the final Cholesky to prove S >= 0 against its own rounding errors
@@ -42,7 +43,7 @@ SIGNS = 14  # outputs whose sign vectors the norms to 1 look at one by one, if t
 
 
 @dataclass(frozen=True, eq=False)
-class Reduced:
+class Reduced(TensorRows):
     """Networks with some neurons fixed, m at a time: `v = A x + B z + c`, `theta = C x + D z + e`,
     `z = relu(v)` where free.
 
@@ -57,10 +58,6 @@ class Reduced:
     C: Tensor
     D: Tensor
     free: Tensor
-
-    def take(self, rows: Tensor) -> Reduced:
-        """Some of the networks."""
-        return Reduced(*(v[rows] for v in (self.A, self.B, self.c, self.C, self.D, self.free)))
 
     def repeat(self, count: int) -> Reduced:
         """One network, several times (without copies)."""

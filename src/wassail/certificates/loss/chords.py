@@ -38,7 +38,7 @@ LISTED = 300  # operations that a cell or a point on the lists costs in every st
 
 
 @dataclass(frozen=True, eq=False)
-class Chords:
+class Chords(TensorRows):
     """Evaluated points, each with the sample it is reached from.
 
     root `(M,)`; points `(M, *shape)` in the samples' dtype; gain in loss, distance and predicted
@@ -401,15 +401,8 @@ class ChordSearch(Frontier[Cells]):
             self.steepest = max(
                 self.steepest, float((gain[top] - error) / length[top]) * (1 - 1e-12)
             )
-        old = self.found
-        parts = (
-            (old.root, root),
-            (old.points, points),
-            (old.gain, gain),
-            (old.distance, length),
-            (old.predicted, z.argmax(1)),
-        )
-        self.found = _front(Chords(*(torch.cat(pair) for pair in parts)))
+        new = Chords(root, points, gain, length, z.argmax(1))
+        self.found = _front(self.found.join(new))
 
     def _inner(self, root: Tensor, radius: Tensor) -> Tensor:
         """Upper bounds on the chords into the cubes around some samples, `(M,)` each: no steeper
@@ -472,12 +465,7 @@ def _front(found: Chords) -> Chords:
         nearer = np.maximum.accumulate(np.append(0.0, gain[part]))[:-1]
         keep[part] = gain[part] > nearer
     kept = order[torch.from_numpy(keep)]
-    return Chords(
-        *(
-            getattr(found, name)[kept]
-            for name in ("root", "points", "gain", "distance", "predicted")
-        )
-    )
+    return found.take(kept)
 
 
 def _sum_of_products(least: Tensor, top: Tensor, low: Tensor, high: Tensor, side: float) -> Tensor:

@@ -188,6 +188,9 @@ class Family:
     A vertex is a pair (cell, q) with `f = <a, x> + b`, `a = J^T (q - e_k)`. A cut `(w, constant,
     nu, vertex)` is a certificate. A leaf is a part of the simplex over one cell: the vertices at
     its corners, with the offsets of the entropy's tangent.
+
+    Leaves are not on a `Frontier`: the samples of a label share them, and each bounds them by its
+    own penalty, so that no leaf has one bound to be ordered by.
     """
 
     def __init__(self, atlas: Atlas, label: int, splits: bool, reach: float) -> None:

@@ -22,7 +22,6 @@ import logging
 import pickle
 import time
 import traceback
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -253,7 +252,6 @@ class _Desk:
     def __init__(self, pool: Pool, problem: bytes) -> None:
         self.pool = pool
         self.problem = problem
-        self.key = uuid.uuid4().hex
         self.flying: dict[Future[Any], tuple[Any, int]] = {}
         self.again: list[tuple[Any, int]] = []
         self.reports = 0
@@ -262,7 +260,7 @@ class _Desk:
     def send(self, part: Any, losses: int, seconds: float) -> None:
         """Hand out a part."""
         try:
-            future = self.pool.submit(_work, self.key, self.problem, part, seconds)
+            future = self.pool.submit(_work, self.problem, part, seconds)
         except Exception as error:  # a pool that has ended: as lost as a part whose worker died
             future = Future()
             future.set_exception(error)
@@ -317,15 +315,9 @@ class _Failure:
     trace: str
 
 
-_known: dict[str, SharedFrontier[Any, Any]] = {}  # in a worker: the problem at hand
-
-
-def _work(key: str, data: bytes, part: Part[Any, Any], seconds: float) -> Any:
-    """In a worker: go on with a part."""
-    problem = _known.get(key)
-    if problem is None:
-        _known.clear()
-        problem = _known[key] = pickle.loads(data)
+def _work(data: bytes, part: Part[Any, Any], seconds: float) -> Any:
+    """In a worker: go on with a part of a pickled search."""
+    problem: SharedFrontier[Any, Any] = pickle.loads(data)
     try:
         return problem.work(part, seconds)
     except MemoryError:

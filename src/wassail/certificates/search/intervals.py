@@ -85,7 +85,7 @@ class Intervals:
         self.sweep = sweep
         self.parts: dict[int, slice] = {}
         self.names: dict[Smooth, list[int]] = {}  # the nodes of each activation
-        self.functions: dict[int, Activation] = {}
+        self.activations: dict[int, Smooth] = {}
         self.lines: dict[torch.dtype, dict[int, Lines]] = {torch.float32: {}, torch.float64: {}}
         start = 0
         columns: list[list[Tensor]] = []
@@ -93,7 +93,7 @@ class Intervals:
             node = shape.node
             assert isinstance(node.op, Smooth)
             self.names.setdefault(node.op, []).append(i)
-            self.functions[i] = node.op.function
+            self.activations[i] = node.op
             self.parts[i] = slice(start, start + node.size)
             start += node.size
             low, high = (flattened(of_owner(v, samples)) for v in shape.ends)
@@ -300,7 +300,7 @@ class Intervals:
         if i not in held.place:
             return score
         place = held.place[i]
-        above, below = gains_of(self.functions[i], cuts.low, cuts.high)
+        above, below = gains_of(self.activations[i].function, cuts.low, cuts.high)
         up, down = (F.pad(v, (0, 1)).gather(1, place) for v in (plus, minus))
         return F.pad(score, (0, 1)).scatter(1, place, up * above + down * below)[:, :-1]
 
