@@ -18,6 +18,7 @@ from torch import Tensor
 
 from wassail.errors import InputError
 from wassail.evaluation.chunks import pack, take, unpack
+from wassail.evaluation.criterion import kept_labels, stored_labels
 from wassail.evaluation.plan import data_hash
 from wassail.evaluation.work import Result, Task
 
@@ -79,6 +80,9 @@ def nothing(
             "or leave the sample out."
         )
     n = len(y)
+    kept = kept_labels(y)
+    digest = data_hash(x, y)
+    y = kept["y"]
     fields = {UNKNOWN: list(ids), REASON: reason}
     zeros = torch.zeros(n, dtype=torch.int64)
     inf = torch.full((n,), math.inf, dtype=torch.float64)
@@ -95,12 +99,12 @@ def nothing(
     if task.kind == "clean":
         tensors = {
             "x": pack(x),
-            "y": y,
+            **kept,
             "predicted": y.clone(),
             "logits": torch.zeros(n, 0),
             "mu": mu.clone(),
         }
-        return tensors, {"ids": list(ids), "sha256": data_hash(x, y), **fields}
+        return tensors, {"ids": list(ids), "sha256": digest, **fields}
     if task.kind == "pool":
         known = torch.stack([part["distances"] for part in task.given["parts"]])
         wrong, found_by = known.min(
@@ -151,7 +155,7 @@ def join(parts: Sequence[tuple[Task, Result]]) -> Result:
     }
     fields = _fields([fields for _, fields in results])
     if "sha256" in fields:
-        fields["sha256"] = data_hash(unpack(tensors["x"]), tensors["y"])
+        fields["sha256"] = data_hash(unpack(tensors["x"]), stored_labels(tensors))
     return tensors, fields | {PIECES: [task.stop - task.start for task, _ in parts]}
 
 

@@ -21,18 +21,20 @@ import torch
 from torch import Tensor
 
 from wassail.attacks.catalogue import GIVEN
-from wassail.checks import check_data
+from wassail.checks import check_task
 from wassail.errors import InputError, ModelWarning
 from wassail.evaluation import indicators
 from wassail.evaluation.chunks import Tensors, flips_chunk, moved, pack, plain, share_of, spread
+from wassail.evaluation.criterion import kept_labels, lead, outputs_of, predicted, right_of
 from wassail.evaluation.plan import Unit, data_hash
 from wassail.evaluation.settings import PRECISIONS, Settings
 from wassail.geometry import distances as distances_between
-from wassail.losses import margin, predict
-from wassail.network import Model, Network, check_model, device_of, frozen, mixed
+from wassail.network import Model, check_model, device_of, frozen, mixed
 from wassail.progress import Progress
+from wassail.specification import Labels, labels_at, labels_of
 from wassail.threat import Threat, ceil_percent, floor_percent
 from wassail.transport.flips import Flips
+from wassail.zoo.features import own_boxes
 from wassail.zoo.samples import Data
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 Result: TypeAlias = (
     "tuple[Tensors, dict[str, Any]]"  # what a chunk of the run holds: tensors, and plain values
 )
+ONE_BOX = ("cw", "a3", "w_pgd")  # homes of attacks that have one box for all features
 _log = logging.getLogger("wassail")
 
 
@@ -140,8 +143,15 @@ class Worker:
         with frozen(self.model):
             return method(task, tick)
 
-    def samples(self, task: Task) -> tuple[Tensor, Tensor]:
-        """Samples and labels of a task: those that the run was begun with."""
+    def samples(self, task: Task) -> tuple[Tensor, Labels]:
+        """Samples of a task and what is right for them: their labels, or a specification."""
+        x, y = self.rows(task)
+        return x, right_of(self.settings.criterion, y)
+
+    def rows(self, task: Task) -> tuple[Tensor, Tensor]:
+        """Samples of a task, and labels or targets as the data have them: those that the run was
+        begun with.
+        """
         size = self.settings.chunk
         parts = []
         for k, start in enumerate(range(task.start, task.stop, size)):
@@ -161,19 +171,17 @@ class Worker:
         )
 
     def logits(self, x: Tensor) -> Tensor:
-        """Logits `(n, K)` of samples, on the CPU."""
-        device = device_of(self.model, x.device)
-        network = Network(
-            self.model, torch.arange(len(x)), self.settings.batch_size or max(len(x), 1), device
-        )
-        return network.logits(x, network.rows).cpu()
+        """Logits, or outputs, `(n, K)` of samples, on the CPU."""
+        return outputs_of(self.model, x, self.settings.criterion, self.settings.batch_size)
 
     def _clean(self, task: Task, tick: Progress) -> Result:
         """Predictions on the samples, which are kept with them, so that the run can be read
         without the data.
         """
         try:
-            x, y = check_data(*self.data.read(task.start, task.stop), self.settings.domain)
+            x, rows = self.data.read(task.start, task.stop)
+            right = right_of(self.settings.criterion, rows)
+            x, y = check_task(x, right, self.settings.domain)
             check_model(self.model, x, y)
         except InputError as error:
             where = f"samples {task.start} to {task.stop - 1} of {self.data.name!r}"
@@ -186,10 +194,10 @@ class Worker:
                 "preprocessing."
             )
         x = x.cpu()
-        y = y.cpu()
         mass = self.mu[task.start : task.stop]
-        tensors = {"x": pack(x), "y": y, "predicted": predict(z, y), "logits": z, "mu": mass}
-        return tensors, {"ids": self.data.ids(task.start, task.stop), "sha256": data_hash(x, y)}
+        tensors = {"x": pack(x), **kept_labels(rows), "predicted": predicted(z, right)}
+        fields = {"ids": self.data.ids(task.start, task.stop), "sha256": data_hash(x, rows)}
+        return tensors | {"logits": z, "mu": mass}, fields
 
     def _votes(self, task: Task, tick: Progress) -> Result:
         """How often the model is right under noise: the draws are keyed by sample."""
@@ -198,7 +206,11 @@ class Worker:
     def _checks(self, task: Task, tick: Progress) -> Result:
         """What can be said before any attack."""
         found = indicators.check(
-            self.model, *self.samples(task), self.settings.domain, self.settings.batch_size
+            self.model,
+            *self.samples(task),
+            self.settings.domain,
+            self.settings.batch_size,
+            self.settings.criterion,
         )
         return {}, {"findings": [task.given["mode"], *(asdict(finding) for finding in found)]}
 
@@ -218,7 +230,8 @@ class Worker:
         x, y = self.samples(task)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ModelWarning)
-            found = unit.entry.run(self.attacked, x, y, unit.threat, progress=tick, **options)
+            threat = self._inside(unit, x)
+            found = unit.entry.run(self.attacked, x, y, threat, progress=tick, **options)
         said = sorted({str(w.message) for w in caught if issubclass(w.category, ModelWarning)})
         kappa = found.info.get("options", {}).get("kappa")
         title = unit.entry.title if kappa is None else f"{unit.entry.title}, kappa {kappa:g}"
@@ -244,13 +257,20 @@ class Worker:
         with warnings.catch_warnings():
             # So few passes may be none at all, and are our own choice.
             warnings.simplefilter("ignore", ModelWarning)
-            found = unit.entry.run(
-                self.attacked, x[some], y[some], unit.threat, progress=tick, **options
-            )
-        part = flips_chunk(self._held(found.flips, x[some], y[some]))
-        return spread(part, chosen, y.cpu(), task.given["predicted"]), {}
+            right = labels_at(y, some)
+            threat = self._inside(unit, x[some])
+            found = unit.entry.run(self.attacked, x[some], right, threat, progress=tick, **options)
+        part = flips_chunk(self._held(found.flips, x[some], right))
+        return spread(part, chosen, labels_of(y).cpu(), task.given["predicted"]), {}
 
-    def _held(self, flips: Flips, x: Tensor, y: Tensor) -> Flips:
+    def _inside(self, unit: Unit, x: Tensor) -> Threat:
+        """The threat of an attack on some samples, where features that may not move are frozen."""
+        if unit.entry.home.split(":")[0] in ONE_BOX:
+            return unit.threat
+        domain = own_boxes(self.model, x, unit.threat.domain)
+        return replace(unit.threat, domain=domain)
+
+    def _held(self, flips: Flips, x: Tensor, y: Labels) -> Flips:
         """The flips after features that may not move are put back to their values.
 
         A point that is no flip any more is left out: distance infinity.
@@ -265,7 +285,7 @@ class Worker:
         )
         return replace(flips, points=again.points, distances=again.distances, labels=again.labels)
 
-    def _none(self, x: Tensor, y: Tensor) -> Flips:
+    def _none(self, x: Tensor, y: Labels) -> Flips:
         """No flips but the samples that are wrong already."""
         settings = self.settings
         return Flips.from_points(self.model, x, y, x, settings.norm, settings.domain, pull_in=False)
@@ -275,11 +295,13 @@ class Worker:
         beside what all of them found.
         """
         settings = self.settings
+        x, y = self.samples(task)
         found = indicators.converged(
             self.attacked,
-            *self.samples(task),
+            x,
+            y,
             settings.norm,
-            settings.domain,
+            own_boxes(self.model, x, settings.domain),
             settings.attacks["nearest"]["passes"],
             settings.seed,
             settings.batch_size,
@@ -335,7 +357,7 @@ class Worker:
                 x,
                 y,
                 settings.norm,
-                settings.domain,
+                own_boxes(self.model, x, settings.domain),
                 settings.certify or "auto",
                 arithmetic=settings.arithmetic,
                 upper=task.given["upper"],
@@ -361,7 +383,7 @@ class Worker:
         return tensors, {**fields, **({"cut": True} if found.info["cut"] else {}), **lacking}
 
     def _closed(
-        self, x: Tensor, y: Tensor, limit: float | None, known: Tensors | None
+        self, x: Tensor, y: Labels, limit: float | None, known: Tensors | None
     ) -> tuple[Radii, Flips]:
         """Radii and flips of all samples, closed until the bracket of each threat is as tight as
         asked, one threat after the other; only the first `closing` of them, if that is given.
@@ -380,12 +402,13 @@ class Worker:
                 y,
                 moved(x, known),
                 settings.norm,
-                settings.domain,
+                own_boxes(self.model, x, settings.domain),
                 pull_in=False,
                 batch_size=settings.batch_size,
             )
         found: Radii | None = None
-        chosen = settings.threats[: settings.closing]
+        inside = own_boxes(self.model, x, settings.domain)
+        chosen = [replace(t, domain=inside) for t in settings.threats[: settings.closing]]
         for done, threat in enumerate(chosen):
             left = len(chosen) - done
             began = time.monotonic()
@@ -412,13 +435,13 @@ class Worker:
         assert flips is not None and found is not None
         return found, flips
 
-    def _beside(self, found: Radii, x: Tensor, y: Tensor) -> Tensors:
+    def _beside(self, found: Radii, x: Tensor, y: Labels) -> Tensors:
         """The smallest margins at the samples, and how far rounding may move them, or did where
         no bound is known.
         """
-        run, exact = (margin(z.cpu().double(), y) for z in (self.logits(x), self.graph.logits(x)))
+        run, exact = (lead(z.cpu().double(), y) for z in (self.logits(x), self.graph.logits(x)))
         errors = (run - exact).abs() if found.errors is None else found.errors
-        return {"margins": (-exact).clamp(min=0), "errors": errors}
+        return {"margins": exact.clamp(min=0), "errors": errors}
 
     def _pool(self, task: Task, tick: Progress) -> Result:
         """The nearest flip of each sample over all attacks, as they were stored, looked at once
@@ -440,7 +463,8 @@ class Worker:
             for k, part in enumerate(parts):
                 mine = found_by[rows] == k
                 points[mine] = moved(x, part)[rows[mine]]
-            bad = rows[~self._holds(x[rows], y[rows], points, known[found_by[rows], rows])]
+            right = labels_at(y, rows)
+            bad = rows[~self._holds(x[rows], right, points, known[found_by[rows], rows])]
             known[found_by[bad], bad], refuted[found_by[bad], bad] = math.inf, True
             found_by[bad] = known[:, bad].argmin(0)
             rows = bad
@@ -452,11 +476,11 @@ class Worker:
         }
         return {**tensors, "refuted": refuted.T.contiguous()}, {"lost": int(refuted.sum())}
 
-    def _holds(self, x: Tensor, y: Tensor, points: Tensor, stated: Tensor) -> Tensor:
+    def _holds(self, x: Tensor, y: Labels, points: Tensor, stated: Tensor) -> Tensor:
         """Which points are what a flip claims to be, bool `(n,)`; nothing is claimed at
         distance 0 and inf.
         """
-        holds = predict(self.logits(points), y) != y
+        holds = predicted(self.logits(points), y) != labels_of(y)
         holds &= distances_between(points, x, self.settings.norm) == stated
         if self.settings.domain is not None:
             low, high = self.settings.domain
