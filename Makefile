@@ -12,8 +12,14 @@ TOLD = $(PYTEST) --assert=plain $(1) || { $(BIN)/python -m pytest --last-failed 
 .PHONY: demo test test-slow test-all test-kernels test-browser test-mutants fuzz lint docs wheel-test format bench train clean
 .DEFAULT_GOAL := demo
 
+# LOCKED=1 takes every package by the SHA-256 of requirements-lock.txt (torch by its version), and builds with those.
+LOCKED ?=
+
 .venv/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+ifneq ($(LOCKED),)
+	$(PIP) --require-hashes --no-deps --only-binary :all: --requirement requirements-lock.txt
+endif
 	$(PIP) --editable ".[plot]"
 	touch $@
 

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from wassail.certificates.exact.constants import Bracket, branch
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search.constants import Bracket, branch
 
 INF = math.inf
 # name, upper end of the box, published values for norms 2, 1, inf, the name of LipBaB's file

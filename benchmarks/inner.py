@@ -15,10 +15,10 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import assert_never
 
 import torch
 from torch import Tensor
-from typing_extensions import assert_never
 
 import wassail as ws
 import zoo_path
@@ -30,7 +30,7 @@ from wassail.certificates.bounds.rows import flattened
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Relu, Smooth
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search.margins import ROOT, STEPS
+from wassail.certificates.search.margins import ASCENT_STEPS, ROOT_STEPS
 from wassail.certificates.search.tree import Tree
 from wassail.ties import firm, steep_below
 
@@ -308,13 +308,13 @@ def value_at(graph: Graph, points: Tensor, last: int) -> Tensor:
 def worst_path(sweep: Sweep, label: int, rival: int) -> tuple[Signs, float]:
     """The splits on the way down into the worse child, and the bound of the search there."""
     tree = Tree(sweep, [0], [label])
-    domain = tree.bounded(tree.roots([[rival]]), ROOT)
+    domain = tree.bounded(tree.roots([[rival]]), ROOT_STEPS)
     signs: Signs = {}
     for _ in range(DEPTH):
         column = int(domain.pick[0, 0])
         if column < 0:
             break
-        children = tree.bounded(tree.split(domain), STEPS)
+        children = tree.bounded(tree.split(domain), ASCENT_STEPS)
         worse = int(children.bound.argmin())
         domain = children.take(torch.tensor([worse]))
         for i, part in tree.parts.items():

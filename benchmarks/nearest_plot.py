@@ -23,7 +23,7 @@ CASES = (
     ("cifar_cnn_a_adv", 2.0, 0.25),
     ("mnist_madry_tiny", 2.0, 1.5),
 )
-ENGINES = ("chase", "fab", "apgd", "fmn", "ddn", "pdpgd", "deepfool")
+ENGINES = ("boundary-search", "fab", "apgd", "fmn", "ddn", "pdpgd", "deepfool")
 
 
 def measure(name: str, norm: float, eps: float, engine: str) -> list[float]:
@@ -52,7 +52,7 @@ def main() -> None:
             if engine == "ddn" and norm != 2:
                 continue
             line = known.get(f"{name}, l{norm:g}, {engine}") or measure(name, norm, eps, engine)
-            wide = 2.5 if engine == "chase" else 1
+            wide = 2.5 if engine == "boundary-search" else 1
             axis.plot(
                 BUDGETS, line, "o-", color=f"C{k}", label=engine, linewidth=wide, markersize=3
             )

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from wassail.certificates.exact.constants import Bracket, branch
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search.constants import Bracket, branch
 from wassail.certificates.search.workers import Processes
 
 PROBLEMS = (

@@ -565,13 +565,13 @@ def block(name: str, eps: int, start: int) -> dict[str, Any]:
 # Part soundness: no radius above a flip.
 
 ATTACKS = {
-    INF: ("chase", "fab", "fmn", "apgd"),
-    2.0: ("chase", "fab", "ddn", "apgd"),
-    1.0: ("chase", "fab", "fmn", "apgd"),
+    INF: ("boundary-search", "fab", "fmn", "apgd"),
+    2.0: ("boundary-search", "fab", "ddn", "apgd"),
+    1.0: ("boundary-search", "fab", "fmn", "apgd"),
 }
-PASSES = {"chase": 300, "fab": 150, "fmn": 150, "ddn": 150, "apgd": 150}
+PASSES = {"boundary-search": 300, "fab": 150, "fmn": 150, "ddn": 150, "apgd": 150}
 SOUND_TEXT = """\
-Radii of one method against the nearest flip that four engines found together (chase 300 passes;
+Radii of one method against the nearest flip that four engines found together (ours 300 passes;
 FAB, FMN (l2: DDN) and bisected APGD 150 each). `samples`: those classified rightly; medians over
 them; `ratio`: median of radius / distance, 1 if both are exact. `exact`: radii known to be the
 distance itself. `violations`: radii above the distance of a flip, evaluated in float64, the

@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 import wassail as ws
-from wassail.evaluation.ray.shift import Ray
+from wassail.evaluation.cluster import Ray
 from wassail.evaluation.store.store import Store
 from wassail.evaluation.work import Local
 from zoo_path import images, load

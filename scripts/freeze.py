@@ -170,7 +170,17 @@ def random_samples(model: Any, n: int, features: int) -> tuple[Any, Any]:
 def cases() -> Iterator[tuple[str, Callable[[], Any]]]:
     """Names and what computes them. Only public names: they must exist on both sides."""
     for norm in NORMS:
-        for method in ("auto", "wda++", "chase", "deepfool", "fab", "fmn", "ddn", "apgd", "pdpgd"):
+        for method in (
+            "auto",
+            "wda++",
+            "boundary-search",
+            "deepfool",
+            "fab",
+            "fmn",
+            "ddn",
+            "apgd",
+            "pdpgd",
+        ):
             if not (method == "ddn" and norm != 2):
                 yield f"nearest {method} l{norm:g}", partial(flips, method, norm)
         yield f"distributions l{norm:g}", partial(distributions, norm)

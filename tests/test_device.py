@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from support.second_device import second_device
-from wassail.device import blend, fetch, has_float64, send, take, wide, worth, write
+from wassail.device import blend, fetch, has_float64, rows_to_compute, send, take, wide, write
 
 pytestmark = pytest.mark.device
 
@@ -20,7 +20,7 @@ def test_rows_are_computed_by_index_here_and_by_mask_there(mask):
     expected = torch.where(mask[:, None], -VALUES, VALUES)
 
     def negate(values, mask):
-        rows = worth(mask)
+        rows = rows_to_compute(mask)
         (part,) = take(rows, values)
         return len(rows), blend(mask, rows, -part, values)
 

@@ -13,16 +13,20 @@ import torch
 from torch import Tensor
 
 
-def waits(like: Tensor) -> bool:
+def host_waits(like: Tensor) -> bool:
     """Whether the host must wait to read this tensor."""
     return not like.is_cpu
 
 
-def worth(mask: Tensor) -> Tensor:
+def rows_to_compute(mask: Tensor) -> Tensor:
     """The rows to compute, `(k,)`: on the CPU those where the mask `(N,)` holds, on another
     device all. No wait.
     """
-    return torch.arange(mask.shape[0], device=mask.device) if waits(mask) else mask.nonzero()[:, 0]
+    return (
+        torch.arange(mask.shape[0], device=mask.device)
+        if host_waits(mask)
+        else mask.nonzero()[:, 0]
+    )
 
 
 def take(rows: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
@@ -35,14 +39,14 @@ def take(rows: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
 
 
 def blend(mask: Tensor, rows: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """`new` where the mask `(N,)` holds, else `old`, for `rows = worth(mask)` and `new` computed
-    for these rows. No wait.
+    """`new` where the mask `(N,)` holds, else `old`, for `rows = rows_to_compute(mask)` and `new`
+    computed for these rows. No wait.
 
     On the CPU, where `new` has all rows, the mask holds everywhere.
     """
     if rows.shape[0] < old.shape[0]:
         return old.index_copy(0, rows, new)
-    return torch.where(spread(mask, old), new, old) if waits(old) else new
+    return torch.where(spread(mask, old), new, old) if host_waits(old) else new
 
 
 def write(target: Tensor, mask: Tensor, values: Tensor, rows: Tensor | None = None) -> None:
@@ -54,7 +58,7 @@ def write(target: Tensor, mask: Tensor, values: Tensor, rows: Tensor | None = No
         values: `(m, *shape)`.
         rows: where they belong, `(m,)`, no row twice; all rows in order by default.
     """
-    if waits(target):
+    if host_waits(target):
         old = target if rows is None else target[rows]
         new = torch.where(spread(mask, target), values, old)
         target.copy_(new) if rows is None else target.index_copy_(0, rows, new)
@@ -65,7 +69,7 @@ def write(target: Tensor, mask: Tensor, values: Tensor, rows: Tensor | None = No
 
 def fetch(*masks: Tensor) -> tuple[Tensor, ...]:
     """Masks of one shape, on the CPU: one wait for all of them."""
-    return torch.stack(masks).cpu().unbind(0) if waits(masks[0]) else masks
+    return torch.stack(masks).cpu().unbind(0) if host_waits(masks[0]) else masks
 
 
 def send(index: Tensor, device: torch.device) -> Tensor:

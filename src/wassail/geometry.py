@@ -25,9 +25,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from wassail.device import blend, has_float64, take, waits, worth
+from wassail.device import blend, has_float64, host_waits, rows_to_compute, take
 from wassail.errors import InputError
-from wassail.stretch import greedy, shrink, stretch
+from wassail.plane_steps import clamped_step, greedy_step, soft_threshold
 from wassail.threat import Domain, box_at, boxes_of, dual, fitted
 
 Radius: TypeAlias = "float | Tensor"
@@ -115,7 +115,7 @@ def maximiser(g: Tensor, norm: float) -> Tensor:
     if norm == 2:
         size = vector_norm(g, 2)
         odd = ~((size > 1e-10) & (size < 1e10))
-        rows = worth(odd)
+        rows = rows_to_compute(odd)
         # Scaled by the size of their largest entry first, float32 gradients cannot under- or
         # overflow when squared.
         if len(rows):
@@ -199,7 +199,7 @@ def project(
     moved = inside - center
     limit = _per_row(radius, v)
     over = vector_norm(moved, norm) > limit
-    rows = worth(over)
+    rows = rows_to_compute(over)
     if not len(rows):
         return inside
     v, moved, center, limit = take(rows, v, moved, center, limit)
@@ -312,7 +312,7 @@ def plane_steps(rooms: Walls, w: Tensor, gaps: Tensor, norm: float) -> Tensor:
     if rooms is None:
         steps = t.nan_to_num_().unsqueeze(-1) * way
     else:
-        steps = stretch(way, rooms[0].flatten(2), rooms[1].flatten(2), gaps, t, price)
+        steps = clamped_step(way, rooms[0].flatten(2), rooms[1].flatten(2), gaps, t, price)
     return steps.reshape(-1, *w.shape)
 
 
@@ -382,14 +382,14 @@ def _fill(rate: Tensor, cap: Tensor, target: Tensor, ask: bool = True) -> tuple[
     """
     t = torch.zeros_like(target)
     going = target > 0
-    rows = worth(going)
+    rows = rows_to_compute(going)
     if not len(rows):
         return t, False
     rate, cap, target, going = take(rows, rate, cap, target, going)
     level = target / rate.sum(1)
     count = torch.full_like(level, -1)
     while True:
-        for _ in range(ROUNDS * (1 if ask else 2) if waits(t) else 1):
+        for _ in range(ROUNDS * (1 if ask else 2) if host_waits(t) else 1):
             spent = torch.minimum(level[:, None] * rate, cap)
             open_ = (cap - spent).sign_()  # 1 or 0: as numbers they are faster than a mask
             left = open_.sum(1)
@@ -401,7 +401,7 @@ def _fill(rate: Tensor, cap: Tensor, target: Tensor, ask: bool = True) -> tuple[
             # Rows whose open set shrank go on; the others are done.
             going = (left != count).logical_and_(moves).logical_and_(going)
             count = left
-        if waits(t):
+        if host_waits(t):
             t = torch.where(target > 0, level, 0)
             if not ask:
                 return t, False
@@ -431,16 +431,16 @@ def _unit(way: Tensor) -> Tensor:
 def _cut_ray(way: Tensor, low: Tensor, high: Tensor, length: Tensor) -> Tensor:
     """`clamp(t way, low, high)` of these Euclidean lengths `(N,)`, or to all walls: `(N, n)`."""
     way = way * _unit(way)[:, None]
-    return stretch(way, low[None], high[None], length[None], (length / vector_norm(way, 2))[None])[
-        0
-    ]
+    return clamped_step(
+        way, low[None], high[None], length[None], (length / vector_norm(way, 2))[None]
+    )[0]
 
 
 def _sparse(way: Tensor, low: Tensor, high: Tensor, budget: Tensor, priced: bool) -> Tensor:
-    """`greedy`, on the CPU for devices without float64."""
+    """`greedy_step`, on the CPU for devices without float64."""
     if has_float64(way.device):
-        return greedy(way, low, high, budget, priced)
-    return greedy(way.cpu(), low.cpu(), high.cpu(), budget.cpu(), priced).to(way.device)
+        return greedy_step(way, low, high, budget, priced)
+    return greedy_step(way.cpu(), low.cpu(), high.cpu(), budget.cpu(), priced).to(way.device)
 
 
 def _shrunk(v: Tensor, moved: Tensor, radius: Tensor) -> Tensor:
@@ -450,4 +450,4 @@ def _shrunk(v: Tensor, moved: Tensor, radius: Tensor) -> Tensor:
     size = v.abs().flatten(1)
     cap = moved.abs().flatten(1)
     size = size * cap.sign()  # what may not move has no share
-    return shrink(size, cap, radius).reshape(v.shape).mul_(v.sign())
+    return soft_threshold(size, cap, radius).reshape(v.shape).mul_(v.sign())

@@ -146,7 +146,10 @@ class Engine:
 
 
 ENGINES: dict[str, Engine] = {
-    "chase": Engine("chase:chase_engine", "ours: the tightest linearised boundary, re-linearised"),
+    "boundary-search": Engine(
+        "minimal.schedule:boundary_search_engine",
+        "ours: the nearest linearised boundary, linearised again at every step",
+    ),
     "deepfool": Engine("deepfool:deepfool_engine", "steps to the nearest linearised boundary"),
     "fab": Engine("fab:fab_engine", "the Fast Adaptive Boundary attack"),
     "fmn": Engine("fmn:fmn_engine", "Fast Minimum-Norm"),
@@ -156,10 +159,12 @@ ENGINES: dict[str, Engine] = {
     "cw": Engine("cw:cw_engine", "Carlini and Wagner's search, l2 only"),
 }
 NEAREST_METHODS: dict[str, str] = {
-    "auto": "chase, for every norm",
+    "auto": "boundary-search, for every norm",
     "wda++": "the paper's Algorithm 2; needs step or eps",
     **{name: engine.about for name, engine in ENGINES.items()},
 }
+# Engines of earlier versions, and what replaces them.
+GONE_ENGINES: dict[str, str] = {"chase": 'it is "boundary-search" now, or "auto"'}
 
 RADIUS_METHODS: dict[str, str] = {
     "auto": "the whole ladder, as far as the effort goes",

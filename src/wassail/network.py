@@ -15,7 +15,7 @@ import platform
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import metadata
 from typing import Any, TypeAlias
 
@@ -37,7 +37,7 @@ BATCH_SIZE = 250  # AutoAttack's default; no model call ever sees more rows than
 
 @contextlib.contextmanager
 def frozen(model: Model) -> Iterator[None]:
-    """Eval mode and no parameter gradients (they would cost time and memory for nothing); both
+    """Eval mode and no parameter gradients (they would cost time and memory); both
     restored on the way out.
     """
     if not isinstance(model, nn.Module):
@@ -218,7 +218,7 @@ def _check_classes(z: Tensor, y: Tensor) -> None:
             f"labels must be 0..{z.shape[1] - 1}."
         )
     inside = (z >= 0).all() and ((z.sum(1) - 1).abs() < 1e-4).all()
-    if inside and ((z > 0) & (z < 1)).any():  # exact one-hot rows are somebody's toy, not a softmax
+    if inside and ((z > 0) & (z < 1)).any():  # exact one-hot rows are no softmax
         raise InputError(
             "the model returns probabilities: give it without its final softmax, attacks need "
             "logits."
@@ -271,7 +271,7 @@ class Network:
 
     `rows` says which of the samples a batch belongs to: an index `(n,)`, repeated where a sample
     has several candidates. The counts `forwards` and `backwards` `(size,)` live where the samples
-    do, so that counting makes nobody wait.
+    do, so that counting never waits for the device.
     """
 
     def __init__(
@@ -441,14 +441,16 @@ class Network:
 
     def flipped(
         self, z: Tensor, y: Tensor, scale: Tensor, target: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Whether `predict` says another class than `y`, or says the target if there is one, bool
-        `(m,)`; and the strongest other class, `(m,)`. scale: that of `measure` at the samples.
+        `(m,)`; the strongest other class, `(m,)`; and by how much it leads, `(m,)`. scale: that of
+        `measure` at the samples.
         """
         best, rival = strongest_rival(z, y)
         tolerance = flip_tolerance(self.dtype or z.dtype)
-        wrong = best - z.gather(1, y[:, None])[:, 0] >= need(z, tolerance, scale)
-        return wrong if target is None else wrong & (rival == target), rival
+        lead = best - z.gather(1, y[:, None])[:, 0]
+        wrong = lead >= need(z, tolerance, scale)
+        return wrong if target is None else wrong & (rival == target), rival, lead
 
     def _count(self, counter: Tensor, rows: Tensor) -> None:
         self.calls += 1
@@ -464,9 +466,11 @@ class Tape:
     x: Tensor
     z: Tensor
     rows: Tensor
-    rival: Tensor | None = None  # the strongest class but the label, where a hunt has looked
+    # The strongest class but the label and by how much it leads, where a tracker has looked.
+    rival: Tensor | None = None
+    lead: Tensor | None = None
 
-    @property
+    @cached_property
     def logits(self) -> Tensor:
         """The logits, `(n, K)`."""
         return self.z.detach()
@@ -474,6 +478,14 @@ class Tape:
     def strongest(self, y: Tensor) -> Tensor:
         """The class with the largest logit but `y` `(n,)`, `(n,)`."""
         return strongest_rival(self.logits, y)[1] if self.rival is None else self.rival
+
+    def leads(self, y: Tensor, rivals: Tensor | None = None) -> Tensor:
+        """`theta_j - theta_y` for rivals j `(n,)`, by default the strongest at each row: `(n,)`."""
+        if rivals is None and self.lead is not None:
+            return self.lead
+        z = self.logits
+        j = self.strongest(y) if rivals is None else rivals
+        return (z.gather(1, j[:, None]) - z.gather(1, y[:, None]))[:, 0]
 
     def gradients(
         self, y: Tensor, rivals: Tensor, keep: Tensor | None = None, again: bool = False

@@ -11,13 +11,12 @@ import re
 from collections.abc import Mapping
 from os import PathLike
 from stat import S_ISREG
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
-from typing_extensions import Self
 
 from wassail import writing
 from wassail.errors import InputError

@@ -294,9 +294,8 @@ def corpus() -> dict[str, tuple[nn.Module, Tensor, Tensor]]:
         )
         x = torch.rand(8, *shape, dtype=torch.float64, generator=generator)
         classes = net(x[:1]).shape[1]
-        labels = torch.randint(
-            classes - (name == "shallow"), (8,), generator=generator
-        )  # nobody has the last class
+        # One network has a class without samples.
+        labels = torch.randint(classes - (name == "shallow"), (8,), generator=generator)
         found[name] = (net, x, labels)
     return found
 

@@ -287,7 +287,7 @@ def _is_vector(side: Any) -> bool:
 
 def _boxes(value: Any, scale: Any) -> Boxes:
     """Tensors in float64 on the CPU, of one shape; one number stands for all features."""
-    import torch  # not before somebody has a tensor: this module is instant to import
+    import torch  # not before there is a tensor: this module is instant to import
 
     try:
         sides = [
@@ -389,7 +389,7 @@ def dual(norm: float) -> float:
 def show(value: float) -> str:
     """A number as people read it: 8/255 for a multiple of 1/255, else four digits."""
     steps = round(255 * value) if math.isfinite(255 * value) else 0
-    short = float(f"{value:.4g}") == value  # 0.2 is 51/255 too, but nobody calls it that
+    short = float(f"{value:.4g}") == value  # 0.2 is 51/255, too, but is written as 0.2
     if 0 < steps < 255 and not short and math.isclose(steps / 255, value, rel_tol=1e-12):
         return f"{steps}/255"
     return f"{value:.4g}"

@@ -316,7 +316,7 @@ class _Raw(io.RawIOBase):
 
 
 class _Folder:
-    """An open folder. Names in it are reached by its descriptor, so nobody can put a link on
+    """An open folder. Names in it are reached by its descriptor, so no link can be put on
     the way meanwhile.
     """
 

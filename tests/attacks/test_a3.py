@@ -17,7 +17,7 @@ from wassail.attacks.a3 import (
     Hit,
     Tally,
     _draw,
-    _Siege,
+    _Settings,
     a3,
     aim,
     cosine,
@@ -248,12 +248,12 @@ def test_draws(norm: float, classes: int) -> None:
     first.
     """
     x, y = samples(30, (2, 8, 8), classes)
-    siege = _Siege(Threat(norm, INF, 0.3), 0.3, "pgd", 0)
+    settings = _Settings(Threat(norm, INF, 0.3), 0.3, "pgd", 0)
     reach = torch.rand(30, classes, dtype=torch.float64).scatter(1, y[:, None], -INF)
-    start, weight = _draw(siege, x, y, reach, None, range(1, 2))
+    start, weight = _draw(settings, x, y, reach, None, range(1, 2))
     assert weight.min() >= -1 and weight.max() <= 1 and (weight.mean(0).abs() < 0.6).all()
     law = Aim(-0.8, 0.1, 0.9, min(4, classes - 1))
-    start, weight = _draw(siege, x, y, reach, law, range(5, 9))
+    start, weight = _draw(settings, x, y, reach, law, range(5, 9))
     assert start.shape == (120, 2, 8, 8) and start.min() >= 0 and start.max() <= 1
     moved = vector_norm(start - x.repeat(4, 1, 1, 1), norm)
     assert (moved <= 0.3 * (1 + 1e-12)).all() and (moved > 0.1).all()
@@ -271,7 +271,7 @@ def test_draws(norm: float, classes: int) -> None:
         assert (mine.gather(1, rival[:, None]) == 0.9).all()
         rest = mine.scatter(1, rival[:, None], 0.0).scatter(1, y[:, None], 0.0)
         assert rest.min() >= -1 and rest.max() <= 1
-        alone = _draw(siege, x[7:8], y[7:8], reach[7:8], law, range(number, number + 1))
+        alone = _draw(settings, x[7:8], y[7:8], reach[7:8], law, range(number, number + 1))
         assert torch.equal(alone[0][0], start[30 * r + 7]) and torch.equal(alone[1][0], mine[7])
     assert not torch.equal(start[:30], start[30:60])
 
@@ -416,7 +416,9 @@ def test_a_walk(step: str, monkeypatch) -> None:
     threat = Threat(INF, INF, 0.1)
     a3(Late(INF), x, y, threat, step=step, restarts=2, seed=3)
     radius = 0.1 * (1 - 1e-12)
-    _, weight = _draw(_Siege(threat, radius, step, 3), x, y, torch.zeros(1, 3), None, range(1, 2))
+    _, weight = _draw(
+        _Settings(threat, radius, step, 3), x, y, torch.zeros(1, 3), None, range(1, 2)
+    )
     margin = torch.tensor([-1.0, 0.0, 1.0])
     assert [w.tolist() for w in pulled] == [
         w.tolist() for w in [margin] * 8 + [weight[0]] * 7 + [margin] * 15

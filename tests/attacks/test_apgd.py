@@ -235,7 +235,7 @@ def test_broken_parts_are_caught(broken: str, monkeypatch) -> None:
         def wrong(z: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
             return torch.zeros(len(z), dtype=z.dtype), torch.ones_like(z)
 
-        monkeypatch.setattr(module, "objective", lambda hunt, loss: wrong)
+        monkeypatch.setattr(module, "objective", lambda tracker, loss: wrong)
     else:
         monkeypatch.setattr(module, "maximiser", lambda g, norm: torch.zeros_like(g))
     with pytest.raises(AssertionError):

@@ -48,7 +48,11 @@ SHORT = {
     "cw": {"steps": 4, "searches": 2},
 }
 ENGINES = {name: {"passes": 20} for name in METHODS if name not in ("auto", "wda++")}
-ENGINES |= {"chase": {"passes": 40}, "pdpgd": {"passes": 12}, "wda++": {"step": 0.1, "steps": 3}}
+ENGINES |= {
+    "boundary-search": {"passes": 40},
+    "pdpgd": {"passes": 12},
+    "wda++": {"step": 0.1, "steps": 3},
+}
 ONLY_L2 = ("cw", "ddn")
 
 
@@ -111,7 +115,7 @@ def test_data_elsewhere_and_no_float64(case, data):
 
 
 @pytest.mark.parametrize("norm", [1.0, math.inf])
-@pytest.mark.parametrize("name", ["chase", "fab", "apgd"])
+@pytest.mark.parametrize("name", ["boundary-search", "fab", "apgd"])
 def test_engines_without_float64(name, norm, data):
     call = engine(name, norm)
     assert differences(call(*data), there(call, *data, float64=False)[0]) == []
@@ -148,7 +152,7 @@ def test_targets_weights_and_batches(data):
 def test_a_model_in_float64():
     model = network(torch.float64)
     x, y = samples(model, dtype=torch.float64)
-    for name, norm in (("deepfool", 1.0), ("chase", 2.0), ("apgd", math.inf)):
+    for name, norm in (("deepfool", 1.0), ("boundary-search", 2.0), ("apgd", math.inf)):
         call = engine(name, norm)
         assert differences(call(model, x, y), there(call, model, x, y)[0]) == []
 

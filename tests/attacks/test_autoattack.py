@@ -72,9 +72,9 @@ def test_a_stage_sees_only_those_who_stand() -> None:
     y[:3] = (y[:3] + 1) % 4  # wrong before anything moves
     seen = []
 
-    def spy(hunt, tick, **options) -> None:
-        seen.append(len(hunt.rows))
-        module.apgd_attack(hunt, tick, **options)
+    def spy(tracker, tick, **options) -> None:
+        seen.append(len(tracker.rows))
+        module.apgd_attack(tracker, tick, **options)
 
     weak = module.Stage("weak", spy, {"loss": "ce", "steps": 1})
     strong = module.Stage("strong", spy, {"loss": "ce", "steps": 30})
@@ -105,7 +105,7 @@ def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(tmp_path, monke
 
     path = tmp_path / "state"
     with monkeypatch.context() as patch:
-        patch.setattr(module, "Hunt", _stop_after(module.Hunt, 2))
+        patch.setattr(module, "Tracker", _stop_after(module.Tracker, 2))
         with pytest.raises(KeyboardInterrupt):
             autoattack(model, x, y, threat, attacks=QUICK, state=path)
     lines: list[str] = []
@@ -122,14 +122,14 @@ def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(tmp_path, monke
         autoattack(model, x.flip(0), y.flip(0), threat, attacks=QUICK, state=path)
 
 
-def _stop_after(hunt: type, calls: int):
+def _stop_after(tracker: type, calls: int):
     count = []
 
     def make(*data, **options):
         count.append(1)
         if len(count) > calls:
             raise KeyboardInterrupt
-        return hunt(*data, **options)
+        return tracker(*data, **options)
 
     return make
 

@@ -14,7 +14,7 @@ from wassail.attacks.cw import cw
 from wassail.attacks.deepfool import deepfool
 from wassail.attacks.fab import fab
 from wassail.attacks.fgsm import fgsm
-from wassail.attacks.hunt import Hunt
+from wassail.attacks.minimal.tracker import Tracker
 from wassail.attacks.pgd import pgd
 from wassail.errors import InputError
 from wassail.geometry import inner, plane_step, steepest, vector_norm
@@ -133,7 +133,7 @@ def test_broken_steps_projections_and_losses_are_caught(monkeypatch) -> None:
         "wassail.attacks.pgd.project": (pgd, lambda point, center, norm, radius, domain: center),
         "wassail.attacks.pgd.random_point": (
             partial(pgd, steps=1, step=1e-3),
-            lambda hunt, rows, *_: hunt.x[rows],
+            lambda tracker, rows, *_: tracker.x[rows],
         ),
     }
     for place, (attack, function) in broken.items():
@@ -148,15 +148,15 @@ def test_broken_steps_projections_and_losses_are_caught(monkeypatch) -> None:
 
 
 def visited(monkeypatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Every batch of points that a hunt looks at with a graph, with their rows."""
+    """Every batch of points that a tracker looks at with a graph, with their rows."""
     seen = []
-    tape = Hunt.tape
+    tape = Tracker.tape
 
-    def spy(hunt, points, rows):
+    def spy(tracker, points, rows):
         seen.append((points.clone(), rows.clone()))
-        return tape(hunt, points, rows)
+        return tape(tracker, points, rows)
 
-    monkeypatch.setattr(Hunt, "tape", spy)
+    monkeypatch.setattr(Tracker, "tape", spy)
     return seen
 
 
@@ -260,7 +260,7 @@ def test_a_broken_cw_is_caught(monkeypatch) -> None:
             away(w, x, domain)[0],
             -away(w, x, domain)[1],
         ),  # the derivative's sign
-        "_gap": lambda hunt, goal, z, rows: (
+        "_gap": lambda tracker, goal, z, rows: (
             torch.ones(len(z), dtype=z.dtype),
             -goal(z, rows)[1],
         ),  # the penalty's sign
@@ -278,7 +278,7 @@ def test_a_broken_cw_is_caught(monkeypatch) -> None:
 def test_deepfool_is_exact_on_two_classes(norm: float, monkeypatch) -> None:
     check_distances(deepfool, None, 1.0001, 1.0001, norm=norm)
     check_distances(deepfool, BOX, 1.005, 1.001, norm=norm)
-    monkeypatch.setattr(Hunt, "shorten", lambda *_: None)
+    monkeypatch.setattr(Tracker, "shorten", lambda *_: None)
     model, x, y = problem(2)
     found = deepfool(model, x, y, ws.Threat(norm, 1, 0.1, None), overshoot=0.1).flips.distances
     assert torch.allclose(found, 1.1 * model.distances(x, y, norm, None), rtol=1e-6)
@@ -569,13 +569,13 @@ def test_cw_stops_searching_where_nothing_moves() -> None:
 
 def test_cw_leaves_passes_to_shorten_its_flips(monkeypatch) -> None:
     left = []
-    shorten = Hunt.shorten
+    shorten = Tracker.shorten
 
-    def spy(hunt, rows, times):
-        left.append(hunt.left(rows)[torch.isfinite(hunt.distance[rows])])
-        shorten(hunt, rows, times)
+    def spy(tracker, rows, times):
+        left.append(tracker.passes_left(rows)[torch.isfinite(tracker.distance[rows])])
+        shorten(tracker, rows, times)
 
-    monkeypatch.setattr(Hunt, "shorten", spy)
+    monkeypatch.setattr(Tracker, "shorten", spy)
     model, x, y = problem(10, 12, (7,))
     ws.nearest(model, x, y, 2, method="cw", passes=100, searches=99)
     assert (
@@ -688,12 +688,14 @@ def test_the_order_of_strength_on_a_real_network(zoo, norm: float, eps: float) -
     step = fgsm(model, x, y, threat)
     climb = pgd(model, x, y, threat)
     found = {
-        "chase": ws.nearest(model, x, y, norm, passes=40),
+        "boundary-search": ws.nearest(model, x, y, norm, passes=40),
         "deepfool": deepfool(model, x, y, threat, topk=3).flips,
     }
     if norm == 2:
         found["cw"] = cw(model, x, y, threat, searches=2, steps=60).flips
-    best = ws.allocate(found["chase"].merge(*found.values(), step.flips, climb.flips), eps, INF)
+    best = ws.allocate(
+        found["boundary-search"].merge(*found.values(), step.flips, climb.flips), eps, INF
+    )
     assert best.accuracy <= climb.accuracy <= step.accuracy < step.clean_accuracy
     for result in (step, climb, best):
         assert result.verify(model, batch_size=17) and result.cost <= eps
@@ -705,5 +707,5 @@ def test_the_order_of_strength_on_a_real_network(zoo, norm: float, eps: float) -
     if norm == 2:
         assert (
             found["cw"].success.all()
-            and found["cw"].distances.mean() < 1.35 * found["chase"].distances.mean()
+            and found["cw"].distances.mean() < 1.35 * found["boundary-search"].distances.mean()
         )

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import wassail as ws
-from wassail.attacks import hunt as hunting
 from wassail.attacks.convergence import far_from_rest, first_flips, quarter, shrinkage
+from wassail.attacks.minimal import run as engine_run
 
 INF = math.inf
 MLP = ws.zoo.load("digits-mlp")
@@ -56,7 +56,7 @@ def test_the_early_distances_are_as_near_as_those_of_a_search_with_fewer_passes(
     may begin a step that the shorter one cannot pay to its end.
     """
     told = []
-    monkeypatch.setattr(hunting, "_tell_if_falling", lambda *told_: told.append(told_))
+    monkeypatch.setattr(engine_run, "_warn_if_falling", lambda *told_: told.append(told_))
     x, y = digits()
     found = ws.nearest(model, x, y, norm, passes=120, batch_size=7)
     ((early, late, few, passes),) = told

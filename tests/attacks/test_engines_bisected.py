@@ -11,8 +11,10 @@ from torch import nn
 import wassail as ws
 from wassail.attacks.apgd import _checkpoints, climb
 from wassail.attacks.apgd_min import _goal, apgd_engine
-from wassail.attacks.hunt import Hunt, hunt
-from wassail.attacks.pdpgd import pdpgd_engine, proximal
+from wassail.attacks.minimal.primal_dual import proximal
+from wassail.attacks.minimal.run import find_flips
+from wassail.attacks.minimal.tracker import Tracker
+from wassail.attacks.pdpgd import pdpgd_engine
 from wassail.errors import InputError
 from wassail.geometry import inner, steepest, vector_norm
 from wassail.losses import margin
@@ -62,7 +64,7 @@ def problem(classes: int, n: int = 40, shape: tuple[int, ...] = (3, 2, 2)):
 
 def find(name: str, model, x, y, norm, domain, passes=None, batch_size=None, **options):
     engine, chosen = ENGINES[name]
-    return hunt(
+    return find_flips(
         engine,
         name,
         model,
@@ -208,7 +210,7 @@ def test_apgd_reaches_the_worst_point_of_a_ball(norm: float, domain) -> None:
     model, x, _ = problem(2, 20)
     y = model(x).argmax(1)
     radius = 0.9 * model.distances(x, y, norm, domain).clamp(max=3.0)
-    state = Hunt(Network(model, torch.arange(20)), x, y, norm, domain, None)
+    state = Tracker(Network(model, torch.arange(20)), x, y, norm, domain, None)
     rows = torch.arange(20).flip(0)
     best, flipped = climb(state, rows, x[rows], radius[rows], 40, _goal(state, "margin", None))
     length = vector_norm(best - x[rows], norm)
@@ -292,7 +294,7 @@ def test_apgd_is_the_papers(norm: float) -> None:
     """Iterate by iterate the algorithm of the paper, on a loss with many hills."""
     x = torch.rand(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     radius = torch.linspace(0.2, 1.0, 6, dtype=torch.float64)
-    state = Hunt(
+    state = Tracker(
         Network(Curved(), torch.arange(6)), x, torch.zeros(6, dtype=torch.int64), norm, None, None
     )
     visited = []
@@ -311,7 +313,7 @@ def test_apgd_stops_at_a_flip() -> None:
     model, x, _ = problem(4, 20)
     y = model(x).argmax(1)
     radius = 1.5 * model.distances(x, y, 2.0, None)
-    state = Hunt(Network(model, torch.arange(20)), x, y, 2.0, None, None)
+    state = Tracker(Network(model, torch.arange(20)), x, y, 2.0, None, None)
     rows = torch.arange(20)
     _, flipped = climb(state, rows, x, radius, 20, _goal(state, "dlr", None))
     assert flipped.any() and torch.equal(flipped, torch.isfinite(state.distance))
@@ -420,7 +422,9 @@ def test_known_flips_are_only_improved(name: str) -> None:
     engine, options = ENGINES[name]
     for first in ("apgd", "pdpgd-authors"):
         known = find(first, model, x, y, 1, (0, 1), 60)
-        better = hunt(engine, name, model, x, y, 1, (0, 1), passes=60, options=options, known=known)
+        better = find_flips(
+            engine, name, model, x, y, 1, (0, 1), passes=60, options=options, known=known
+        )
         assert (better.distances <= known.distances).all() and (
             better.distances < known.distances
         ).any()

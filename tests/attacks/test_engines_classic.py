@@ -14,7 +14,8 @@ from wassail.attacks.ddn import ddn_engine
 from wassail.attacks.deepfool import deepfool_engine, gaps, nearest_plane
 from wassail.attacks.fab import fab_engine
 from wassail.attacks.fmn import fmn_engine
-from wassail.attacks.hunt import Hunt, hunt
+from wassail.attacks.minimal.run import find_flips
+from wassail.attacks.minimal.tracker import Tracker
 from wassail.geometry import plane_step, vector_norm
 from wassail.network import Network
 from wassail.testing import LinearClassifier, check_attack, samples
@@ -54,7 +55,7 @@ each_domain = pytest.mark.parametrize("domain", [None, BOX], ids=["free", "box"]
 
 def run(name, model, x, y, norm, domain=BOX, **keywords):
     engine, options = ENGINES[name][:2]
-    return hunt(engine, name, model, x, y, norm, domain, options=options, **keywords)
+    return find_flips(engine, name, model, x, y, norm, domain, options=options, **keywords)
 
 
 def problem(classes, n=60, seed=0, shape=(3, 2, 2)):
@@ -114,7 +115,7 @@ def test_conformance(name, norm) -> None:
 
     def attack(model, x, y, threat, batch_size=None):
         engine = ENGINES[name].engine
-        flips = hunt(
+        flips = find_flips(
             engine,
             name,
             model,
@@ -174,7 +175,8 @@ def test_a_curved_boundary() -> None:
     y = torch.zeros(40, dtype=torch.int64)
     exact = torch.linalg.vector_norm(x.double()[:, None] - curve, dim=2).min(1).values
     loose, *tight = (
-        hunt(engine, "curve", Ellipse(), x, y, 2, None, options={"steps": 60}).distances / exact
+        find_flips(engine, "curve", Ellipse(), x, y, 2, None, options={"steps": 60}).distances
+        / exact
         for engine in (deepfool_engine, fab_engine, fmn_engine, ddn_engine)
     )
     assert all(far.min() > 1 - 1e-6 and far.max() < 1.01 for far in tight)
@@ -309,7 +311,7 @@ def test_fab_targets_and_ddn_norms_are_checked() -> None:
     with pytest.raises(ws.InputError, match="DDN is for l2"):
         run("ddn", model, x, y, INF)
     with pytest.raises(ws.InputError, match="targets is 0"):
-        hunt(fab_engine, "fab-t", model, x, y, 2, options={"targets": 0})
+        find_flips(fab_engine, "fab-t", model, x, y, 2, options={"targets": 0})
 
 
 def test_fab_t_runs_on_every_rival() -> None:
@@ -319,7 +321,9 @@ def test_fab_t_runs_on_every_rival() -> None:
     x = torch.zeros(1, 2, dtype=torch.float64)
     y = torch.tensor([0])
     one, two = (
-        hunt(fab_engine, "fab-t", model, x, y, 2, None, options={"targets": m}).distances.item()
+        find_flips(
+            fab_engine, "fab-t", model, x, y, 2, None, options={"targets": m}
+        ).distances.item()
         for m in (1, 2)
     )
     assert one == pytest.approx(1, rel=1e-3) and two == pytest.approx(0.2, rel=1e-3)
@@ -338,7 +342,7 @@ def test_a_start_that_is_wrong_is_left_alone() -> None:
     model, x, _ = problem(4, 20)
     y = (model(x).argmax(1) + 1) % 4
     for name, case in ENGINES.items():
-        state = Hunt(Network(model, torch.arange(20)), x, y, 2.0, BOX, None)
+        state = Tracker(Network(model, torch.arange(20)), x, y, 2.0, BOX, None)
         case.engine(state, lambda share: None)
         rivals = 3 if name in ("deepfool", "fab", "fab-t") else 1
         assert (state.network.forwards == 1).all() and torch.equal(state.points, x)
@@ -350,7 +354,7 @@ def test_a_start_that_is_wrong_is_left_alone() -> None:
 def test_fab_is_nearer_than_wda_pp_on_a_real_network(zoo, norm, eps) -> None:
     model, dataset = zoo.load("cifar_cnn_a_adv")
     x, y = zoo.images(dataset, 30)
-    ours = hunt(fab_engine, "fab", model, x, y, norm, options={"steps": 10})
+    ours = find_flips(fab_engine, "fab", model, x, y, norm, options={"steps": 10})
     theirs = ws.nearest(model, x, y, norm, method="wda++", eps=eps)
     both = theirs.success & (theirs.distances > 0)
     assert both.sum() >= 10 and ours.success.all()

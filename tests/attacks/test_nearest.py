@@ -66,7 +66,7 @@ def test_a_budget_that_does_not_pay_for_the_first_step_is_told(method: str) -> N
     x, y = samples(8, (6,), 20)
     y[2:] = model(x).argmax(1)[2:]
     right = int((model(x).argmax(1) == y).sum())
-    many = {"topk": 19} if method in ("auto", "chase", "deepfool", "fab") else {}
+    many = {"topk": 19} if method in ("auto", "boundary-search", "deepfool", "fab") else {}
     with pytest.warns(
         ws.ModelWarning,
         match=f"{right} of {right} samples were not searched: passes is 2, .* give at least ",
@@ -216,25 +216,26 @@ def test_bad_options() -> None:
         ({"method": "wda++", "passes": 9, "eps": 1}, "schedule of its own"),
         ({"roundz": 2}, "no option 'roundz'"),
         ({"method": "fabb"}, "did you mean 'fab'"),
+        ({"method": "chase"}, 'it is "boundary-search" now'),
     ):
         with pytest.raises(ws.InputError, match=words):
             ws.nearest(model, x, y, **options)
 
 
 def test_random_starts_belong_to_the_sample_not_to_its_place() -> None:
-    from wassail.attacks.hunt import Hunt
-    from wassail.attacks.starts import scatter
+    from wassail.attacks.minimal.restarts import near_best
+    from wassail.attacks.minimal.tracker import Tracker
     from wassail.network import Network
 
     model = relu_net()
     x, y = samples(8, (3, 4), 5)
     order = torch.tensor([5, 2, 7, 0])
-    whole = Hunt(Network(model, torch.arange(8)), x, y, 2.0, (0.0, 1.0), None)
-    part = Hunt(Network(model, torch.arange(4)), x[order], y[order], 2.0, (0.0, 1.0), None)
-    starts = scatter(whole, torch.arange(8), seed=1, number=7)
-    assert torch.equal(starts[order], scatter(part, torch.arange(4), seed=1, number=7))
-    assert not torch.equal(starts, scatter(whole, torch.arange(8), seed=2, number=7))
-    assert not torch.equal(starts, scatter(whole, torch.arange(8), seed=1, number=11))
+    whole = Tracker(Network(model, torch.arange(8)), x, y, 2.0, (0.0, 1.0), None)
+    part = Tracker(Network(model, torch.arange(4)), x[order], y[order], 2.0, (0.0, 1.0), None)
+    starts = near_best(whole, torch.arange(8), seed=1, number=7)
+    assert torch.equal(starts[order], near_best(part, torch.arange(4), seed=1, number=7))
+    assert not torch.equal(starts, near_best(whole, torch.arange(8), seed=2, number=7))
+    assert not torch.equal(starts, near_best(whole, torch.arange(8), seed=1, number=11))
 
 
 @pytest.mark.slow_cases("2.0", "1.0")
@@ -250,7 +251,7 @@ def test_a_search_goes_on_from_points_of_others(norm: float) -> None:
     assert (found.distances <= start.distances).all()
     assert found.distances.mean() < alone.distances.mean()
     assert (found.forwards + found.backwards <= 60 + start.forwards).all()
-    assert set(found.methods) == {"others", "chase"}
+    assert set(found.methods) == {"others", "boundary-search"}
     steered = ws.nearest(model, x, y, norm, passes=120, start=start, eps=0.05, order=1)
     assert (steered.distances <= start.distances).all()
     with pytest.raises(ws.InputError, match="differ in x"):
@@ -306,17 +307,17 @@ def test_many_classes_get_more_rivals_within_the_budget(classes: int) -> None:
 
 
 def test_few_classes_pay_nothing_for_many() -> None:
-    from wassail.attacks.chase import Lead, first_steps, wide_rivals
-    from wassail.attacks.hunt import Hunt
+    from wassail.attacks.minimal.first_steps import FirstSteps
+    from wassail.attacks.minimal.restarts import more_rivals
+    from wassail.attacks.minimal.tracker import Tracker
     from wassail.network import Network
 
     model = relu_net()
     x, _ = samples(6, (3, 4), 5)
     y = model(x).argmax(1)
     network = Network(model, torch.arange(6))
-    hunt = Hunt(network, x, y, 2.0, (0.0, 1.0), None)
-    slack = torch.ones(6)
-    lead = Lead(hunt, *first_steps(hunt), slack, torch.zeros(0, dtype=torch.int64))
+    tracker = Tracker(network, x, y, 2.0, (0.0, 1.0), None)
+    first = FirstSteps.of(tracker)
     spent = network.forwards + network.backwards
-    wide_rivals(hunt, lead, 0)
+    more_rivals(first, 0)
     assert torch.equal(network.forwards + network.backwards, spent)

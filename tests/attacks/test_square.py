@@ -11,7 +11,7 @@ from torch import nn
 
 from wassail.attacks import pointwise as pointwise_module
 from wassail.attacks import square as square_module
-from wassail.attacks.hunt import Hunt
+from wassail.attacks.minimal.tracker import Tracker
 from wassail.attacks.square import _blocks, _bumps, _images, _Moves, _sides, square, square_attack
 from wassail.errors import InputError
 from wassail.geometry import distances, inner, steepest
@@ -268,7 +268,9 @@ def test_the_search_is_the_papers(norm: float, shape: tuple[int, ...], domain, m
     x, _ = samples(3, shape, 3)
     zeros = torch.zeros(3, dtype=torch.int64)
     network = Network(Curved(), torch.arange(3))
-    hunt = Hunt(network, x, zeros, norm, domain, None, ball=(eps, eps * (1 - 1e-9)), graph=False)
+    tracker = Tracker(
+        network, x, zeros, norm, domain, None, ball=(eps, eps * (1 - 1e-9)), graph=False
+    )
     visited = []
     logits = network.logits
     monkeypatch.setattr(
@@ -276,7 +278,7 @@ def test_the_search_is_the_papers(norm: float, shape: tuple[int, ...], domain, m
         "logits",
         lambda points, rows: (visited.append(points.clone()), logits(points, rows))[1],
     )
-    square_attack(hunt, nothing, queries=queries, seed=5)
+    square_attack(tracker, nothing, queries=queries, seed=5)
     assert len(visited) == queries + 1
     accepted = 0
     for i, die in enumerate(generators(x, 5, 0)):
@@ -284,13 +286,13 @@ def test_the_search_is_the_papers(norm: float, shape: tuple[int, ...], domain, m
             x[i],
             die,
             norm,
-            hunt.radius,
+            tracker.radius,
             domain,
             lambda point: float(curved_loss(point[None])),
             queries,
         )
         assert torch.allclose(torch.stack([p[i] for p in visited]), points, atol=1e-8)
-        assert torch.allclose(hunt.points[i], best, atol=1e-8)
+        assert torch.allclose(tracker.points[i], best, atol=1e-8)
         assert (distances(points, x[i].expand_as(points), norm) <= eps).all()
         accepted += len(curved_loss(points).cummax(0).values.unique())
     assert accepted >= 3 * 3  # the search did move, so its acceptance was compared too
@@ -447,7 +449,7 @@ def test_a_stage_after_others() -> None:
     x, _ = samples(8, (2, 4, 4), 4)
     y = model(x).argmax(1)
     eps = 1.5 * float(model.distances(x, y, INF, (0.0, 1.0)).max())
-    hunt = Hunt(
+    tracker = Tracker(
         Network(model, torch.arange(8)),
         x,
         y,
@@ -457,24 +459,24 @@ def test_a_stage_after_others() -> None:
         ball=(eps, eps * (1 - 1e-9)),
         graph=False,
     )
-    square_attack(hunt, nothing, queries=3)
-    left = hunt.rows
-    spent = hunt.network.forwards.clone()
-    points = hunt.points.clone()
+    square_attack(tracker, nothing, queries=3)
+    left = tracker.rows
+    spent = tracker.network.forwards.clone()
+    points = tracker.points.clone()
     assert 0 < len(left) < 8
     done = torch.ones(8, dtype=torch.bool)
     done[left] = False
-    square_attack(hunt, nothing, queries=500)
-    assert len(hunt.rows) == 0 and torch.equal(hunt.points[done], points[done])
+    square_attack(tracker, nothing, queries=500)
+    assert len(tracker.rows) == 0 and torch.equal(tracker.points[done], points[done])
     assert (
-        torch.equal(hunt.network.forwards[done], spent[done])
-        and (hunt.network.forwards[left] > spent[left]).all()
+        torch.equal(tracker.network.forwards[done], spent[done])
+        and (tracker.network.forwards[left] > spent[left]).all()
     )
     fresh = square(model, x[left], y[left], Threat(INF, INF, eps), queries=500)
-    assert torch.allclose(hunt.points[left], fresh.points, atol=1e-8)
-    spent = hunt.network.forwards.clone()
-    square_attack(hunt, nothing)
-    assert torch.equal(hunt.network.forwards, spent)
+    assert torch.allclose(tracker.points[left], fresh.points, atol=1e-8)
+    spent = tracker.network.forwards.clone()
+    square_attack(tracker, nothing)
+    assert torch.equal(tracker.network.forwards, spent)
 
 
 @pytest.mark.parametrize("norm", NORMS)

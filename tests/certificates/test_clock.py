@@ -17,11 +17,11 @@ from support.work import counted
 from wassail.certificates import clock
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep
+from wassail.certificates.exact.infinity import infinity
+from wassail.certificates.exact.nearest_flip import nearest_flip
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.lipschitz.semidefinite import semidefinite
-from wassail.certificates.search.infinity import infinity
-from wassail.certificates.search.nearest_flip import nearest_flip
 
 INF = math.inf
 METHODS = ("crown", "ball", "branch", "exact", "auto")

@@ -20,7 +20,7 @@ from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.graph.graph import Graph, Relu
 from wassail.certificates.graph.reader import read
 from wassail.certificates.search import margins as split
-from wassail.certificates.search.domains import Domains
+from wassail.certificates.search.subproblems import Subproblems
 from wassail.certificates.search.tree import Tree
 
 pytestmark = pytest.mark.device
@@ -314,9 +314,9 @@ def test_branching_takes_many_samples_at_once(monkeypatch: pytest.MonkeyPatch) -
     """The verdicts and trees of each sample alone, on either device; a device is asked at most
     four times a round.
     """
-    monkeypatch.setattr(split, "ROOT", 3)
-    monkeypatch.setattr(split, "STEPS", 2)
-    monkeypatch.setattr(split, "LAST", 4)
+    monkeypatch.setattr(split, "ROOT_STEPS", 3)
+    monkeypatch.setattr(split, "ASCENT_STEPS", 2)
+    monkeypatch.setattr(split, "LAST_STEPS", 4)
     monkeypatch.setattr(split, "WIDTH", 4)
     x, y = data("relu", 4)
     graph = read(made("relu"), x.shape[1:])
@@ -324,7 +324,7 @@ def test_branching_takes_many_samples_at_once(monkeypatch: pytest.MonkeyPatch) -
     sizes: list[int] = []
     bounded = Tree.bounded
 
-    def spy(self: Tree, domains: Domains, steps: int) -> Domains:
+    def spy(self: Tree, domains: Subproblems, steps: int) -> Subproblems:
         sizes.append(len(domains.owner.unique()))
         return bounded(self, domains, steps)
 

@@ -23,17 +23,18 @@ import wassail as ws
 from conftest import ZOO
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
+from wassail.certificates.exact import constants, flip_problem
+from wassail.certificates.exact import nearest_flip as nearest_flip_module
+from wassail.certificates.exact.constants import Bracket, branch
+from wassail.certificates.exact.nearest_flip import nearest_flip
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search import constants, frontier, opened, relaxed
-from wassail.certificates.search import nearest_flip as nearest_flip_module
-from wassail.certificates.search.constants import Bracket, branch
+from wassail.certificates.search import frontier, open_nodes
 from wassail.certificates.search.frontier import Report, SharedFrontier
 from wassail.certificates.search.margins import branch_margins
-from wassail.certificates.search.nearest_flip import nearest_flip
-from wassail.certificates.search.opened import Heap
+from wassail.certificates.search.open_nodes import Heap
 from wassail.certificates.search.workers import Pool, Processes, crew
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
@@ -109,7 +110,7 @@ def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _crumbs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of three nodes, one step each."""
-    monkeypatch.setattr(opened, "MOST", 3)
+    monkeypatch.setattr(open_nodes, "HANDED_OUT_NODES", 3)
     monkeypatch.setattr(frontier, "LONG", 0.0)
     monkeypatch.setattr(frontier, "SHORT", 0.0)
 
@@ -360,7 +361,7 @@ def test_the_nearest_flip_of_all_counts(digits: tuple[Graph, Tensor, Tensor]) ->
         graph, x[0].double(), int(y[0]), INF, (0.0, 1.0), None, 1e-9
     )
     search.upper = 0.5
-    net = relaxed.Relaxed(graph, x[0].double(), int(y[0]), 0.2, INF, (0.0, 1.0))
+    net = flip_problem.Relaxed(graph, x[0].double(), int(y[0]), 0.2, INF, (0.0, 1.0))
     ball = nearest_flip_module._Ball(search, net, 0.2)
     ball.open.add(net.roots())
     part = ball.take(1)

@@ -17,24 +17,24 @@ from support.exact import perceptron, scattered, uniform
 from support.rounding import MODES, long, rounded, serial
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound
-from wassail.certificates.bounds import jacobian, norms, ranges, tangents
+from wassail.certificates.bounds import jacobian, norms
 from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.graph import planes
+from wassail.certificates.exact import cones, infinity, multipliers
+from wassail.certificates.graph import graph as graph_module
+from wassail.certificates.graph import planes, tangent
 from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Smooth
+from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Concat, Matrix, Scale, Sum, dense_norm
 from wassail.certificates.graph.matrix_norms import matrix_norm
 from wassail.certificates.graph.operators import convolution, normalise, softmax
 from wassail.certificates.graph.operators.convolution import Conv
 from wassail.certificates.graph.operators.pooling import Average
-from wassail.certificates.lipschitz import attention, semidefinite
-from wassail.certificates.lipschitz import walk as walk_module
+from wassail.certificates.lipschitz import attention, semidefinite, transformer_constants
 from wassail.certificates.loss import certify, chords, loss_curve, recession
 from wassail.certificates.loss.certificate import Certificate
 from wassail.certificates.loss.certify import Work
 from wassail.certificates.loss.curve import LossCurve, total_of
 from wassail.certificates.loss.loss_curve import ends_of
-from wassail.certificates.search import cones, infinity, multipliers
 from wassail.transport.allocation import transport_cost
 
 INF = math.inf
@@ -162,11 +162,11 @@ def test_intervals_of_one_step(mode: str) -> None:
     wide = g + scattered(3, 2, 8, seed=8).abs()
     more = high + 1
     with rounded(mode):
-        bottom, top = ranges.affine_span(node.op, [(low, high)], 0.0)  # type: ignore[arg-type]
-        leaky = ranges._relu((low, high), slope)
-        product = jacobian._times((low, high), (high, more))
-        ((back, forth),) = jacobian._pulled(node.map, (g, wide), 0.0)  # type: ignore[arg-type]
-        halves = [planes.halves_of(low, high), tangents._halves((low, high))]
+        bottom, top = node.span([(low, high)], 0.0)
+        leaky = Relu(slope).span([(low, high)])
+        product = graph_module._times((low, high), (high, more))
+        ((back, forth),) = node.adjoint((g, wide), [], 0.0)
+        halves = [planes.halves_of(low, high), tangent.middle_and_width((low, high))]
         outward = planes.interval_product((low, high), (high, high))
     w = long(weight)
     plus = np.maximum(w, 0)
@@ -852,8 +852,8 @@ def test_transformer_tokens_are_no_longer_than_their_radius(mode: str) -> None:
             )
         )
         with rounded(mode):
-            plain = walk_module.radius(graph, 1)
-            scaled = walk_module.radius(graph, 2)
+            plain = transformer_constants.radius(graph, 1)
+            scaled = transformer_constants.radius(graph, 2)
         root = np.sqrt(np.longdouble(d))
         assert np.longdouble(plain) >= root
         assert np.longdouble(scaled) >= root * long(gain).max() + np.sqrt((long(bias) ** 2).sum())
@@ -867,13 +867,15 @@ def test_transformer_derivatives_by_tokens(mode: str) -> None:
     row = scattered(2, 3, seed=92)
     wide = 1e-3 * scattered(2, 3, seed=93).abs()
     weight = scattered(5, 3, seed=94)
-    tokens = walk_module._Tokens(0, centre, radius)
+    tokens = transformer_constants._Tokens(0, centre, radius)
     node = Node((0,), (2, 5), "", Affine(Matrix(weight)))
-    walk = walk_module.Walk(Graph((Node((), (2, 3), ""), node)), {}, {}, True)
+    walk = transformer_constants.Walk(Graph((Node((), (2, 3), ""), node)), {}, {}, True)
     with rounded(mode):
         found = tokens.times(row, wide)
         mapped = walk._carry(1, [tokens])
-        length = walk_module._Tokens(0, centre[:, :1], torch.zeros_like(centre[:, :1])).norm()
+        length = transformer_constants._Tokens(
+            0, centre[:, :1], torch.zeros_like(centre[:, :1])
+        ).norm()
     for a in (-1, 1):
         for b in (-1, 1):
             value = (long(centre) + a * long(radius)) * (long(row) + b * long(wide))[..., None]
@@ -902,7 +904,7 @@ def test_transformer_matrices_that_cancel_in_their_product(mode: str) -> None:
             Node((1,), (1,), "", Affine(Matrix(second))),
         )
     )
-    walk = walk_module.Walk(graph, {}, {})
+    walk = transformer_constants.Walk(graph, {}, {})
     with rounded(mode):
         *_, (_, found) = walk.linear(2)
     exact = np.sqrt(((long(second) @ long(first)) ** 2).sum())

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from support.drawn import above_flips
+from wassail.certificates.exact.infinity import infinity
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball
 from wassail.certificates.lipschitz.ladder import lipschitz
 from wassail.certificates.loss.chords import chords
 from wassail.certificates.loss.slopes import ray_slope
-from wassail.certificates.search.infinity import infinity
 
 NORMS = (1.0, 2.0, math.inf)
 

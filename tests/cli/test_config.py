@@ -1,6 +1,5 @@
 """`wassail init`, `evaluate --config`, `wassail completion`, and lines without a terminal."""
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -14,11 +13,6 @@ import wassail as ws
 from wassail import progress
 from wassail.cli.parser import SHELLS, main
 
-toml = pytest.mark.skipif(
-    not any(importlib.util.find_spec(name) for name in ("tomllib", "tomli")),
-    reason="this Python has no TOML reader",
-)
-
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +21,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez("data.npz", x=x, y=y)
 
 
-@toml
 def test_a_file_of_init_runs_as_it_is_and_says_the_same_as_the_command_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -60,7 +53,6 @@ def test_a_file_of_init_runs_as_it_is_and_says_the_same_as_the_command_line(
     capsys.readouterr()
 
 
-@toml
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -88,7 +80,6 @@ def test_a_bad_file_is_one_sentence(
 HARM = "import pathlib\npathlib.Path('hurt').touch()\ndef make():\n    pass\n"
 
 
-@toml
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -120,7 +111,6 @@ def test_a_file_of_a_stranger_runs_and_overwrites_nothing(
     assert not Path("hurt").exists()
 
 
-@toml
 def test_code_in_a_file_needs_trust_on_the_command_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -131,7 +121,6 @@ def test_code_in_a_file_needs_trust_on_the_command_line(
     assert "must return the model" in capsys.readouterr().err
 
 
-@toml
 def test_a_pipe_is_no_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo("pipe.toml")
     assert main(["evaluate", "--config", "pipe.toml"]) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from datetime import date
 from types import ModuleType
 from typing import Any
@@ -12,11 +13,6 @@ import pytest
 import yaml
 
 from support.files import ROOT, script
-
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib  # type: ignore[no-redef]
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -86,7 +82,7 @@ def test_workflows_run_what_is_there(path: Any) -> None:
     for job in made["jobs"].values():
         for step in job["steps"]:
             assert ("uses" in step) != ("run" in step)
-    for target in re.findall(r"make ([\w-]+)", text):
+    for target in re.findall(r"make (?:LOCKED=1 )?([\w-]+)", text):
         assert target in targets, target
     for file in re.findall(r"(?:scripts|tests)/[\w./]+", text):
         assert (ROOT / file).exists(), file
@@ -99,6 +95,25 @@ def test_workflows_run_no_text_of_others(path: Any) -> None:
         for step in job["steps"]:
             assert re.search(r"@[0-9a-f]{40}$", step.get("uses", "@" + "0" * 40)), step
             assert "${{" not in step.get("run", ""), step
+
+
+def test_pinned_jobs_take_packages_by_their_hashes() -> None:
+    """What `make` installs in a workflow is pinned, so its packages are checked by hash."""
+    for path in WORKFLOWS:
+        for job in yaml.safe_load(path.read_text())["jobs"].values():
+            for step in job["steps"]:
+                words = step.get("run", "").split()
+                if words[:1] == ["make"] and words[-1] != "wheel-test":
+                    assert words[1] == "LOCKED=1", step
+
+
+def test_the_lock_knows_every_pin() -> None:
+    lock = script("lock")
+    text = (ROOT / "requirements-lock.txt").read_text()
+    locked = dict(re.findall(r"^(\S+)==(\S+) \\\n", text, re.M))
+    assert locked == lock.pinned()
+    said = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    assert list(lock.PYTHONS) == said
 
 
 def test_only_the_publishing_job_can_publish() -> None:

@@ -34,7 +34,13 @@ from wassail.evaluation.ray import actor as actor_module
 from wassail.evaluation.ray import shift
 from wassail.evaluation.ray.shift import Ray
 from wassail.evaluation.store.store import Store
-from wassail.evaluation.work import Local, Task
+from wassail.evaluation.tasks.attack import Attack
+from wassail.evaluation.tasks.clean import Clean
+from wassail.evaluation.tasks.looks import Checks, Convergence
+from wassail.evaluation.tasks.pool import Pool
+from wassail.evaluation.tasks.radii import Certify
+from wassail.evaluation.tasks.task import Place
+from wassail.evaluation.work import Handed, Local
 
 THREATS = [ws.Threat("inf", p, "0.05") for p in (1, "inf")]
 ATTACKS = {"wda++": {}, "nearest": {"passes": 20}, "w-pgd": {"steps": 5}, "apgd-ce": {"steps": 5}}
@@ -126,7 +132,7 @@ class FakeActor:
     def _work(self, number, task, samples):
         self.fate(task)
         worker = copy.copy(self.worker)  # with what was sent and nothing else
-        worker.data = actor_module.Handed(worker.data.name, worker.data.shape, task.start, *samples)
+        worker.data = Handed(worker.data.name, worker.data.shape, task.place.start, *samples)
         return worker.run(task), 1.0
 
     def step(self) -> None:
@@ -229,8 +235,8 @@ def test_who_dies_once_changes_nothing(plain, digits, office, tmp_path) -> None:
     seen = set()
 
     def once(task) -> None:
-        if (task.key, task.chunk) not in seen:
-            seen.add((task.key, task.chunk))
+        if (task.place.key, task.place.chunk) not in seen:
+            seen.add((task.place.key, task.place.chunk))
             raise Died
 
     runner = office(once)
@@ -238,9 +244,10 @@ def test_who_dies_once_changes_nothing(plain, digits, office, tmp_path) -> None:
     assert tree(tmp_path / "run") == plain[1] and runner.hired == 3 + len(seen) > 20
 
 
-def deadly(*samples, kinds=(), error=Died):
+def deadly(*samples, kinds=object, error=Died):
     def fate(task) -> None:
-        if any(task.start <= i < task.stop for i in samples) and (not kinds or task.kind in kinds):
+        inside = any(task.place.start <= i < task.place.stop for i in samples)
+        if inside and isinstance(task, kinds):
             raise error
 
     return fate
@@ -299,7 +306,7 @@ def test_a_sample_that_kills_every_worker_is_named_and_the_rest_is_whole(
 
 
 def test_a_sample_that_hangs_costs_its_worker(digits, office, tmp_path) -> None:
-    runner = office(deadly(9, kinds=("attack",), error=Hung), timeout=20)
+    runner = office(deadly(9, kinds=Attack, error=Hung), timeout=20)
     run = ws.evaluate(
         *digits, THREATS, ("wda++",), out=tmp_path / "run", chunk=7, look=False, runner=runner
     )
@@ -317,7 +324,7 @@ def test_a_flip_that_nobody_lived_to_look_at_again_does_not_count(digits, office
     model, (x, y) = digits
     y = y.clone()
     y[5] = (model(x[5:6]).argmax() + 1) % 10  # wrong as it is
-    runner = office(deadly(5, 9, kinds=("pool",)))
+    runner = office(deadly(5, 9, kinds=Pool))
     run = ws.evaluate(
         model, (x, y), THREATS, ("wda++",), out=tmp_path / "run", chunk=7, look=False, runner=runner
     )
@@ -330,25 +337,23 @@ def test_many_deaths_are_no_reason_to_stop_while_something_gets_done(digits, off
     seen = set()
 
     def once(task) -> None:
-        if task.start not in seen:
-            seen.add(task.start)
+        if task.place.start not in seen:
+            seen.add(task.place.start)
             raise Died
 
     runner = office(once, workers=1)
-    tasks = [Task("clean", "clean", k, k, k + 1) for k in range(24)]
+    tasks = [Clean(Place("clean", k, k, k + 1)) for k in range(24)]
     found = list(runner.run(shift.Worker(*_parts(digits)), tasks, lambda task, share: None))
-    assert sorted(task.start for task, _, _ in found) == list(range(24)) and runner.hired == 25
+    assert (
+        sorted(task.place.start for task, _, _ in found) == list(range(24)) and runner.hired == 25
+    )
 
 
 def test_a_chunk_is_cut_only_as_far_as_it_must(digits, office, tmp_path) -> None:
     """Too much memory for seven samples at once, enough for four: nothing is lost."""
 
     def fate(task) -> None:
-        if (
-            task.kind == "attack"
-            and task.stop - task.start > 4
-            and task.given["unit"].attack == "nearest"
-        ):
+        if isinstance(task, Attack) and len(task.place) > 4 and task.unit.attack == "nearest":
             raise Died
 
     run = evaluate(*digits, tmp_path / "run", office(fate))
@@ -366,8 +371,8 @@ def test_a_chunk_is_cut_only_as_far_as_it_must(digits, office, tmp_path) -> None
 
 def test_what_cannot_be_cut_is_given_up_and_has_no_row(plain, digits, office, tmp_path) -> None:
     def fate(task) -> None:
-        if task.kind in ("checks", "convergence") or (
-            task.kind == "attack" and task.given["unit"].whole
+        if isinstance(task, (Checks, Convergence)) or (
+            isinstance(task, Attack) and task.unit.whole
         ):
             raise Died
 
@@ -386,7 +391,7 @@ def test_memory_that_runs_out_without_a_death_is_treated_alike(
     real = FakeActor._work
 
     def work(self, number, task, samples):
-        if task.kind == "attack" and task.stop - task.start > 4:
+        if isinstance(task, Attack) and len(task.place) > 4:
             return actor_module._failure(
                 RuntimeError(
                     "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
@@ -428,7 +433,7 @@ def test_tasks_are_made_when_a_worker_is_free_for_them(digits, office) -> None:
     def tasks():
         for k in range(24):
             made.append(k)
-            yield Task("clean", "clean", k, k, k + 1)
+            yield Clean(Place("clean", k, k, k + 1))
 
     for _ in office(lives, workers=3).run(worker, tasks(), lambda task, share: None):
         done += 1
@@ -440,8 +445,8 @@ def test_a_time_limit_counts_for_every_worker_and_for_no_more(digits, office, tm
     limits = {}
 
     def note(task) -> None:
-        if task.kind == "radii":
-            limits[task.chunk] = task.given["limit"]
+        if isinstance(task, Certify):
+            limits[task.place.chunk] = task.limit
 
     options = {"chunk": 7, "certify": "crown", "time_limit": 1000, "look": False}
     ws.evaluate(
@@ -475,12 +480,9 @@ def test_pieces_joined_are_the_whole(digits) -> None:
     the same fields.
     """
     worker = shift.Worker(*_parts(digits))
-    task = Task("clean", "clean", 0, 0, 7)
+    task = Clean(Place("clean", 0, 0, 7))
     whole = worker.run(task)
-    parts = [
-        (part, worker.run(part))
-        for part in (pieces.cut(task, 0, 3), pieces.cut(task, 3, 4), pieces.cut(task, 4, 7))
-    ]
+    parts = [(part, worker.run(part)) for part in (task.cut(0, 3), task.cut(3, 4), task.cut(4, 7))]
     tensors, fields = pieces.join(parts)
     assert fields == {**whole[1], pieces.PIECES: [3, 1, 3]}
     for name, value in whole[0].items():
@@ -492,18 +494,17 @@ def test_pieces_joined_are_the_whole(digits) -> None:
         )
     # with a flip in places: the index counts from the beginning of the chunk
     unit = worker.settings.units[0]
-    task = Task("attack", unit.key, 0, 0, 7, (), {"unit": unit})
+    task = Attack(Place(unit.key, 0, 0, 7), unit)
     whole = worker.run(task)
-    parts = [(part, worker.run(part)) for part in (pieces.cut(task, 0, 3), pieces.cut(task, 3, 7))]
+    parts = [(part, worker.run(part)) for part in (task.cut(0, 3), task.cut(3, 7))]
     tensors, _ = pieces.join(parts)
     assert torch.equal(tensors["index"], whole[0]["index"]) and len(tensors["index"]) > 4
     assert torch.allclose(tensors["points"], whole[0]["points"], atol=0.05)
-    limited = Task("radii", "r", 0, 10, 14, (), {"upper": torch.arange(4.0), "limit": 8.0})
-    part = pieces.cut(limited, 11, 12)
+    part = Certify(Place("r", 0, 10, 14), 8.0, torch.arange(4.0)).cut(11, 12)
     assert (
-        part.given["upper"].tolist() == [1.0]
-        and part.given["limit"] == 2.0
-        and (part.start, part.stop) == (11, 12)
+        part.upper.tolist() == [1.0]
+        and part.limit == 2.0
+        and (part.place.start, part.place.stop) == (11, 12)
     )
 
 

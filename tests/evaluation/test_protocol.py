@@ -16,9 +16,11 @@ from wassail.evaluation import work
 from wassail.evaluation.plan import plan
 from wassail.evaluation.settings import Settings
 from wassail.evaluation.store.store import Store
+from wassail.evaluation.tasks import pool
 from wassail.geometry import distances as distances_between
 from wassail.testing import LinearClassifier, samples
 from wassail.threat import ceil_percent
+from wassail.transport import curve
 
 THREATS = [ws.Threat("inf", p, "0.05") for p in (1, 2, "inf")]
 
@@ -144,6 +146,23 @@ def test_the_transfer_does_not_depend_on_the_chunks(digits) -> None:
     assert any(f.name == "transfer" for f in runs[0].warnings) and 0 < runs[0].best[0].accuracy < 1
 
 
+def test_a_curve_is_sorted_once(run, monkeypatch) -> None:
+    orders = (1, "1", 2.0, "inf")
+    expected = [run.curve(order)("0.03") for order in orders]
+    again = ws.Evaluation.load(run.folder)
+    made = []
+    real = curve.Side
+
+    def side(*arguments):
+        made.append(arguments[2])  # its order
+        return real(*arguments)
+
+    monkeypatch.setattr(curve, "Side", side)
+    for _ in range(3):
+        assert [again.curve(order)("0.03") for order in orders] == expected
+    assert sorted(made) == [1, 1, 2, 2, math.inf, math.inf]  # both sides of each
+
+
 def test_it_is_read_back_as_it_was(run) -> None:
     again = ws.Evaluation.load(run_folder(run))
     assert (
@@ -241,9 +260,7 @@ def test_flips_that_do_not_last_are_not_counted(digits, monkeypatch) -> None:
     correct = model(x).argmax(1) == y
     x = x[correct]
     y = y[correct]
-    monkeypatch.setattr(
-        work.Worker, "_holds", lambda self, x, y, points, stated: ~torch.isfinite(stated)
-    )
+    monkeypatch.setattr(pool, "_holds", lambda worker, x, y, points, stated: stated.isinf())
     run = ws.evaluate(model, (x, y), THREATS[:1], ("nearest", "wda++"), look=False)
     assert torch.isinf(run.distances).all() and any(f.name == "unstable" for f in run.warnings)
     assert all(row.accuracy == 1 for row in run.rows)  # nor in the rows of the attacks
@@ -259,12 +276,13 @@ def test_the_final_look_finds_what_is_wrong(digits) -> None:
     y = y[use]
     points = flips.points[use]
     stated = flips.distances[use]
-    assert worker._holds(x, y, points, stated).all()
-    assert not worker._holds(x, y, x, torch.full_like(stated, 1e-9)).any()  # not wrong
-    assert not worker._holds(x, y, points, stated * 0.999).any()  # not as near as it says
+    assert pool._holds(worker, x, y, points, stated).all()
+    assert not pool._holds(worker, x, y, x, torch.full_like(stated, 1e-9)).any()  # not wrong
+    assert not pool._holds(worker, x, y, points, stated * 0.999).any()  # not as near as it says
     outside = points.clone()
     outside[0, 0, 0, 0] = -1e-3
-    assert not worker._holds(x, y, outside, distances_between(outside, x, math.inf))[0]
+    away = distances_between(outside, x, math.inf)
+    assert not pool._holds(worker, x, y, outside, away)[0]
 
 
 @pytest.mark.parametrize("name", ["distances", "labels", "found_by"])

@@ -23,9 +23,10 @@ from wassail.evaluation.criterion import (
     read_criterion,
     stored_labels,
 )
-from wassail.evaluation.pieces import cut, join, nothing
+from wassail.evaluation.pieces import join
+from wassail.evaluation.tasks.clean import Clean
+from wassail.evaluation.tasks.task import Place, no_flips
 from wassail.evaluation.units import units_text
-from wassail.evaluation.work import Task
 from wassail.report.page import report
 from wassail.transport.curve import RiskCurve
 
@@ -189,18 +190,20 @@ def test_chunks_interruptions_and_forgeries(tmp_path: Path) -> None:
 
 def test_pieces_of_a_chunk_keep_their_targets() -> None:
     x, rows = samples(6), torch.rand(6, 2).double() + 0.1
-    task = Task("clean", "clean", 0, 0, 6)
+    task = Clean(Place("clean", 0, 0, 6))
     ids, mu = [str(i) for i in range(6)], torch.full((6,), 1 / 6).double()
     parts = []
     for start, stop in ((0, 2), (2, 6)):
         some = slice(start, stop)
-        piece = cut(task, start, stop)
-        parts.append((piece, nothing(piece, x[some], rows[some], ids[some], mu[some], "why")))
+        piece = task.cut(start, stop)
+        parts.append((piece, piece.empty((x[some], rows[some], ids[some]), mu[some], "why")))
     tensors, fields = join(parts)
-    full, told = nothing(task, x, rows, ids, mu, "why")
+    full, told = task.empty((x, rows, ids), mu, "why")
     assert torch.equal(stored_labels(tensors), rows) and fields["sha256"] == told["sha256"]
     assert torch.equal(tensors["y"], torch.zeros(6, dtype=torch.int64))
     assert torch.equal(full["predicted"], tensors["predicted"])
+    none = no_flips(x, rows)
+    assert torch.equal(none["labels"], torch.zeros(6, dtype=torch.int64))
 
 
 def test_features_that_may_not_move() -> None:

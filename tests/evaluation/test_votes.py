@@ -16,8 +16,10 @@ from wassail.cli import main
 from wassail.errors import InputError
 from wassail.evaluation import pieces
 from wassail.evaluation.cluster import Ray, counter
-from wassail.evaluation.ray.actor import Handed
-from wassail.evaluation.work import Result, Task, Worker
+from wassail.evaluation.tasks.looks import Votes
+from wassail.evaluation.tasks.task import Place, Result, Task
+from wassail.evaluation.work import Handed, Worker
+from wassail.smoothing.draws import Draws
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="ray is not installed"
@@ -39,17 +41,19 @@ class Backwards:
     ) -> Iterator[tuple[Task, Result, float]]:
         for task in reversed(list(tasks)):
             self.done += 1
-            if task.chunk % 2:
+            if task.place.chunk % 2:
                 yield task, sent(worker, task), 0.0
                 continue
-            cuts = [pieces.cut(task, i, i + 1) for i in range(task.start, task.stop)]
+            place = task.place
+            cuts = [task.cut(i, i + 1) for i in range(place.start, place.stop)]
             yield task, pieces.join([(part, sent(worker, part)) for part in cuts]), 0.0
 
 
 def sent(worker: Worker, task: Task) -> Result:
-    x, y = worker.data.read(task.start, task.stop)
-    ids = worker.data.ids(task.start, task.stop)
-    data = Handed("samples", tuple(x.shape[1:]), task.start, x, y, ids)
+    place = task.place
+    x, y = worker.data.read(place.start, place.stop)
+    ids = worker.data.ids(place.start, place.stop)
+    data = Handed("samples", tuple(x.shape[1:]), place.start, x, y, ids)
     other = Worker(worker.model, data, worker.settings, worker.mu)
     return other.run(pickle.loads(pickle.dumps(task)))
 
@@ -91,7 +95,7 @@ def test_an_interrupted_count_goes_on_elsewhere(tmp_path: Path) -> None:
     class Tired(Backwards):
         def run(self, worker: Worker, tasks: Iterable[Task], tick: Any) -> Any:
             for task in tasks:
-                if task.chunk == 7:
+                if task.place.chunk == 7:
                     raise KeyboardInterrupt
                 yield task, sent(worker, task), 0.0
 
@@ -115,8 +119,9 @@ def test_the_attack_is_the_same() -> None:
 
 def test_a_sample_without_votes_is_an_error() -> None:
     x, y = samples(1)
+    task = Votes(Place("votes", 0, 0, 1), Draws(0.3, ("",), 0, 1, 10))
     with pytest.raises(InputError, match="no votes of sample 7"):
-        pieces.nothing(Task("votes", "votes", 0, 0, 1), x, y, ["7"], torch.ones(1), "it died")
+        task.empty((x, y, ["7"]), torch.ones(1), "it died")
 
 
 @needs_ray

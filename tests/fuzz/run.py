@@ -55,13 +55,18 @@ from wassail.cli.config import apply_config  # noqa: E402
 from wassail.errors import InputError  # noqa: E402
 from wassail.evaluation.landmarks import read_plain  # noqa: E402
 from wassail.evaluation.run import Evaluation  # noqa: E402
-from wassail.evaluation.sealing import check_seal  # noqa: E402
+from wassail.evaluation.sealing import check_seal, sealed  # noqa: E402
 from wassail.evaluation.store import encoding, store  # noqa: E402
 from wassail.evaluation.store import identity as identity_module  # noqa: E402
+from wassail.evidence import pack  # noqa: E402
+from wassail.evidence.statement import Statement  # noqa: E402
+from wassail.evidence.verify import check_files  # noqa: E402
+from wassail.evidence.verify import load as load_pack  # noqa: E402
 from wassail.report.card import model_card  # noqa: E402
 from wassail.report.machine import as_json  # noqa: E402
 from wassail.report.standing import standing  # noqa: E402
 from wassail.vnnlib.property import Property  # noqa: E402
+from wassail.zoo import data as builtin  # noqa: E402
 from wassail.zoo import (  # noqa: E402
     difference,
     hubs,
@@ -409,6 +414,52 @@ def use_seal(folder: Path) -> None:
     standing(Evaluation.load(folder))
 
 
+def good_pack(folder: Path) -> Path:
+    """A pack around the run of the corpus."""
+    place = folder / "pack"
+    place.mkdir()
+    shutil.copytree(CORPUS / "run" / "0" / "run", place / "run")
+    x, y = (torch.as_tensor(part) for part in builtin("digits"))
+    words = Statement("digits", "drawn", "noise", "grey", ("none",), ("accuracy>=0.1 clean",))
+    pack.write_pack(place, words, (x[:6], y[:6]))
+    (folder / "pack.zip").unlink()
+    return place
+
+
+def good_zip(folder: Path) -> Path:
+    """The same pack as a zip file."""
+    place = good_pack(folder)
+    archive = pack.write_zip(place)
+    shutil.rmtree(place)
+    return archive
+
+
+def change_pack(path: Path, rng: Random) -> None:
+    """Another record, page or seal, mostly sealed anew; or other bytes of a zip file."""
+    if path.is_file():
+        in_place(mutate.raw)(path, rng)
+        return
+    if rng.random() < 0.15:
+        any_file(mutate.raw)(path, rng)
+        return
+    change = {".json": mutate.json_file, ".npz": mutate.npz}
+    records = (pack.RECORD,) * 4 + (pack.SHIFT,) * 2 + (pack.SETTINGS, "seal.json")
+    file = path / rng.choice(records)
+    in_place(change.get(file.suffix, mutate.lines))(file, rng)
+    if rng.random() < 0.8 and file.name != "seal.json":
+        with suppress(*UNREADABLE):
+            run = Evaluation.load(path / "run")
+            (path / "seal.json").write_text(sealed(pack.claim_of(path, run)))
+
+
+def use_pack(path: Path) -> None:
+    """What is done with a pack, without the proofs."""
+    with pack.opened(path) as place:
+        run = load_pack(place)
+        check_files(place, run)
+        pack.check_pack_seal(place, run)
+
+
 def use_box(path: Path) -> None:
     for features in (None, ["a", "b", "c"]):
         with reading(path):
@@ -586,6 +637,7 @@ READERS: dict[str, Reader] = {
     "seal": Reader(
         [good_seal], lambda p, rng: in_place(mutate.json_file)(p / "seal.json", rng), use_seal
     ),
+    "pack": Reader([good_pack, good_zip], change_pack, use_pack, weight=2),
     "smoothing": Reader([good_smoothing], change_smoothing, use_smoothing, weight=2),
     "csv": Reader(
         [
@@ -624,7 +676,7 @@ UNFIT += (struct.error, zlib.error, zipfile.BadZipFile)
 # --------------------------------------------------------------------------------------------------
 
 
-NEED_RUN = ("seal",)  # kinds whose good files are made of a run
+NEED_RUN = ("seal", "pack")  # kinds whose good files are made of a run
 
 
 def write_corpus(only: str | None) -> None:

@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
+from wassail.certificates.exact.infinity import infinity_by_cells
 from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.search.infinity import infinity_by_cells
 from wassail.cli.parser import main
 from wassail.errors import InputError
 from wassail.names import FIGURES

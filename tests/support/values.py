@@ -4,10 +4,10 @@ from `wassail.certificates.bounds.crown`, which works in deviations, to compare 
 
 import math
 from dataclasses import replace
+from typing import assert_never
 
 import torch
 from torch import Tensor
-from typing_extensions import assert_never
 
 from wassail.certificates.bounds.ranges import Bounds, Span, gamma, magnitudes
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Relu, Smooth

@@ -200,6 +200,32 @@ def test_the_certified_side_is_never_rounded_up_at_eps_zero(way: str) -> None:
             assert Fraction(proved) <= left and proved >= float(left) - 1e-12
 
 
+@pytest.mark.parametrize("way", ["down", "up"])
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_bends_of_the_certified_side_are_never_rounded_up(way: str, order: int) -> None:
+    """One group: at the eps of each bend the accuracy is no more than the knapsack's, in
+    fractions.
+    """
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        radii = np.sort(rng.uniform(0.01, 1.0, 7)).tolist()
+        known = torch.tensor(radii, dtype=torch.float64)
+        mu = torch.full((7,), 1 / 7, dtype=torch.float64)
+        groups = ws.Groups([3] * 7, 0.2)
+        with rounded(way):
+            curve = RiskCurve(known, known, mu, float(order), subpopulation=0.7, groups=groups)
+            knots, accuracies = curve._certified.breakpoints()  # type: ignore[union-attr]
+        for eps, accuracy in zip(knots.tolist(), accuracies.tolist()):
+            left, budget, error = Fraction(1), Fraction(eps) ** order, Fraction(0)
+            for r in radii:
+                mass = min(Fraction(1, 7) / Fraction(0.7), left, budget / Fraction(r) ** order)
+                left -= mass
+                budget -= mass * Fraction(r) ** order
+                error += mass
+            assert Fraction(accuracy) <= 1 - error
+            assert accuracy >= float(1 - error) - 1e-12
+
+
 @pytest.mark.parametrize("order", [1.0, 2.0, INF])
 @pytest.mark.parametrize("share", [1.0, 0.6])
 @pytest.mark.parametrize("kappa", [INF, 0.05])

@@ -22,7 +22,7 @@ better:
 - Rivals are ranked by how close they came in any look so far (`reach`), not by the logits at one
   random corner, which saves the pass there.
 - OSD keeps at least 1 % of all samples, which is the authors' 100 of their 10,000: the cost of a
-  sample does not grow when there are few. Where less than a tenth of all stand, nobody is
+  sample does not grow when there are few. Where less than a tenth of all stand, none is
   discarded, as in their code, but its ten more repeats are left out: they would spend the passes on
   the shortest restarts.
 - The budget is 1000 backward passes for each sample that stands after restart 0, and it is kept.
@@ -55,7 +55,7 @@ from wassail.transport.distribution import Distribution
 STEPS = ("pgd", "wda")
 BUDGET = 1000  # backward passes for each sample that stands after restart 0
 FLOOR = 0.01  # the least share of all samples that OSD keeps
-FEW = 0.1  # the share of all samples below which OSD discards nobody
+FEW = 0.1  # the share of all samples below which OSD discards none
 # the share of the samples standing after restart 0 that ADI alone must flip for the biased plans
 BIAS = 0.05
 NEVER = 10**9  # the turn of a flip that did not come
@@ -147,13 +147,12 @@ def a3(
     threat = parse_threat(threat)
     check_seed(seed)
     x, y = check_task(x, y, threat.domain, model)
-    siege = _Siege(
-        threat, threat.eps * (1 - 1e-12), step, seed
-    )  # room for the rounding of a sum of N costs
+    radius = threat.eps * (1 - 1e-12)  # room for the rounding of a sum of N costs
+    settings = _Settings(threat, radius, step, seed)
 
     def whole(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
-        points, clean = _besiege(siege, network, x, y, restarts, tick)
-        return pull_inside(points, x, threat.norm, siege.radius, threat.domain), clean
+        points, clean = _run(settings, network, x, y, restarts, tick)
+        return pull_inside(points, x, threat.norm, radius, threat.domain), clean
 
     name = "a3" if step == "pgd" else "a3-wda"
     found = search(whole, model, x, y, batch_size, progress, name, whole=True)
@@ -296,7 +295,7 @@ def easiest(standing: Tensor, reach: Tensor, share: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Siege:
+class _Settings:
     """What stays the same for all rounds."""
 
     threat: Threat
@@ -305,8 +304,8 @@ class _Siege:
     seed: int
 
 
-def _besiege(
-    siege: _Siege, network: Network, x: Tensor, y: Tensor, restarts: int, tick: Tick
+def _run(
+    settings: _Settings, network: Network, x: Tensor, y: Tensor, restarts: int, tick: Tick
 ) -> tuple[Tensor, Tensor]:
     """All restarts on N samples: their flips, or else their best points, `(N, *shape)`, and the
     clean logits `(N, K)`.
@@ -336,8 +335,8 @@ def _besiege(
                 number, number + max(1, min(last - number, WAVE // len(rows), left // cost))
             )
             for part in torch.split(rows, max(network.batch_size // len(numbers), 1)):
-                hit = _strike(
-                    siege, network, part, x[part], y[part], reach[part], plan, law, numbers
+                hit = _repeat(
+                    settings, network, part, x[part], y[part], reach[part], plan, law, numbers
                 )
                 better = hit.flipped | (hit.reach.amax(1) > reach[part].amax(1))
                 write(points, better, hit.point, part)
@@ -350,8 +349,8 @@ def _besiege(
     return points, clean
 
 
-def _strike(
-    siege: _Siege,
+def _repeat(
+    settings: _Settings,
     network: Network,
     samples: Tensor,
     x: Tensor,
@@ -370,7 +369,7 @@ def _strike(
     n = len(y)
     home = x.device
     samples, x, y, reach = (t.to(network.device or home) for t in (samples, x, y, reach))
-    start, weight = _draw(siege, x, y, reach, law, numbers)
+    start, weight = _draw(settings, x, y, reach, law, numbers)
     # from here on one for each of the c points
     samples = samples.repeat(len(numbers))
     y = y.repeat(len(numbers))
@@ -381,7 +380,7 @@ def _strike(
     def goal(z: Tensor, mine: Tensor, turn: int) -> Tensor:
         if turn < plan.adi:
             return weight[mine]
-        if turn == plan.adi or siege.step == "pgd":
+        if turn == plan.adi or settings.step == "pgd":
             rival[mine] = strongest_rival(z, y[mine])[1]
         return (
             torch.zeros_like(z).scatter(1, rival[mine, None], 1.0).scatter(1, y[mine, None], -1.0)
@@ -396,9 +395,8 @@ def _strike(
         wanted = None if turn == last else partial(goal, turn=turn)
         z, predicted, gradient = _look(network, point, samples[live], y[live], live, wanted)
         flip = log.write(live, point, z, predicted, turn)
-        stay = ~torch.isin(
-            live % n, live[flip] % n
-        )  # who flips in one repeat leaves with all of them
+        # A sample that flipped in one repeat needs no other repeat: drop them all.
+        stay = ~torch.isin(live % n, live[flip] % n)
         if wanted is None or not stay.any():
             break
         if not stay.all():
@@ -406,8 +404,8 @@ def _strike(
             point = point[stay]
             center = center[stay]
             gradient = gradient[stay[~flip]]
-        size = siege.radius * (1.0 if turn < plan.adi else cosine(turn - plan.adi, plan.steps))
-        point = _step(siege, point, gradient, center, size)
+        size = settings.radius * (1.0 if turn < plan.adi else cosine(turn - plan.adi, plan.steps))
+        point = _step(settings, point, gradient, center, size)
     hit = log.close(n, weight)
     return Hit(*(getattr(hit, one.name).to(home) for one in fields(hit)))
 
@@ -421,7 +419,7 @@ def cosine(turn: int, steps: int) -> float:
 
 
 def _draw(
-    siege: _Siege, x: Tensor, y: Tensor, reach: Tensor, law: Aim | None, numbers: range
+    settings: _Settings, x: Tensor, y: Tensor, reach: Tensor, law: Aim | None, numbers: range
 ) -> tuple[Tensor, Tensor]:
     """Starts `(c, *shape)` and weights `w` `(c, K)` for these repeats of n samples, sample i of the
     r-th at place `r n + i`.
@@ -429,23 +427,23 @@ def _draw(
     linf: uniform in the cube; l2: on the sphere, where the authors' cube lands with the first
     projection; l1: a Gaussian point.
     """
-    norm = siege.threat.norm
+    norm = settings.threat.norm
     classes = reach.shape[1]
     noise = []
     uniform = []
     for number in numbers:
-        for generator in generators(x, siege.seed, number):
+        for generator in generators(x, settings.seed, number):
             draw = torch.rand if norm == math.inf else torch.randn
             noise.append(draw(x.shape[1:], dtype=x.dtype, generator=generator))
             uniform.append(2 * torch.rand(classes + 1, dtype=x.dtype, generator=generator) - 1)
     v = torch.stack(noise).to(x.device)
     u = torch.stack(uniform).to(x.device)
     if norm == math.inf:
-        v = siege.radius * (2 * v - 1)
+        v = settings.radius * (2 * v - 1)
     elif norm == 2:
-        v = v * column(siege.radius / vector_norm(v, 2), v)
+        v = v * column(settings.radius / vector_norm(v, 2), v)
     x, weight = x.repeat(len(numbers), *[1] * (x.ndim - 1)), u[:, :classes]
-    start = project(x + v, x, norm, siege.radius, siege.threat.domain)
+    start = project(x + v, x, norm, settings.radius, settings.threat.domain)
     if law is None:
         return start, weight
     nearest = reach.topk(law.rivals, dim=1).indices
@@ -486,17 +484,19 @@ def _look(
     return torch.cat(logits), torch.cat(predictions), torch.cat(gradients)
 
 
-def _step(siege: _Siege, point: Tensor, gradient: Tensor, center: Tensor, size: float) -> Tensor:
+def _step(
+    settings: _Settings, point: Tensor, gradient: Tensor, center: Tensor, size: float
+) -> Tensor:
     """The next points `(m, *shape)`, in ball and box."""
-    norm = siege.threat.norm
-    domain = siege.threat.domain
+    norm = settings.threat.norm
+    domain = settings.threat.domain
     if norm == math.inf or (
-        norm == 2 and siege.step == "pgd"
+        norm == 2 and settings.step == "pgd"
     ):  # for linf projected both are the same
         move = size * maximiser(gradient, norm)
     else:
         move = steepest(point, gradient, norm, size, domain)
-    return project(point + move, center, norm, siege.radius, domain)
+    return project(point + move, center, norm, settings.radius, domain)
 
 
 class _Log:

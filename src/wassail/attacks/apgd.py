@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from wassail.attacks.best import Best
-from wassail.attacks.hunt import Hunt
+from wassail.attacks.minimal.tracker import Tracker
 from wassail.attacks.pointwise import Objective, objective, pointwise, random_start
 from wassail.attacks.walk import top_rivals
-from wassail.device import waits, write
+from wassail.device import host_waits, write
 from wassail.errors import InputError, unknown
 from wassail.geometry import blocked, clip, column, maximiser, project, vector_norm
 from wassail.losses import targeted_dlr_ascent
@@ -107,7 +107,7 @@ def apgd(  # noqa: PLR0913
 
 
 def apgd_attack(
-    hunt: Hunt,
+    tracker: Tracker,
     tick: Tick,
     *,
     loss: str = "ce",
@@ -126,28 +126,38 @@ def apgd_attack(
             f"steps={steps}, restarts={restarts}, targets={targets}, eot={eot}: all must be at "
             "least 1."
         )
-    if loss == "targeted" and hunt.target is not None:
+    if loss == "targeted" and tracker.target is not None:
         raise InputError(
             'loss="targeted" is APGD-T, which is not a targeted attack: with target= use '
             'loss="ce" or "dlr".'
         )
     if loss == "targeted":
         goals = [
-            _toward(hunt, rivals) for rivals in top_rivals(hunt.clean, hunt.y, targets).unbind(1)
+            _toward(tracker, rivals)
+            for rivals in top_rivals(tracker.clean, tracker.y, targets).unbind(1)
         ]
     else:
-        goals = [objective(hunt, loss)]
+        goals = [objective(tracker, loss)]
     runs = [(turn, goal) for turn in range(restarts) for goal in goals]
     for number, (_, goal) in enumerate(runs):
-        rows = hunt.rows
+        rows = tracker.rows
         if not len(rows):
             break
-        _run(hunt, rows, goal, steps, eot, hunt.norm == 1 if large is None else large, seed, number)
+        _run(
+            tracker,
+            rows,
+            goal,
+            steps,
+            eot,
+            tracker.norm == 1 if large is None else large,
+            seed,
+            number,
+        )
         tick((number + 1) / len(runs))
 
 
 def _run(
-    hunt: Hunt,
+    tracker: Tracker,
     rows: Tensor,
     goal: Objective,
     steps: int,
@@ -159,32 +169,34 @@ def _run(
     """One run from a random start; its best point by loss is left as the answer where no flip
     is known.
     """
-    if not (large and hunt.norm == 1):
-        radius = torch.full((len(rows),), hunt.radius, dtype=hunt.x.dtype, device=hunt.x.device)
+    if not (large and tracker.norm == 1):
+        radius = torch.full(
+            (len(rows),), tracker.radius, dtype=tracker.x.dtype, device=tracker.x.device
+        )
         point, _ = climb(
-            hunt,
+            tracker,
             rows,
-            random_start(hunt, rows, hunt.radius, seed, number),
+            random_start(tracker, rows, tracker.radius, seed, number),
             radius,
             steps,
             goal,
             eot,
         )
-        hunt.guess(rows, point)
+        tracker.guess(rows, point)
         return
-    point = random_start(hunt, rows, 3 * hunt.radius, seed, number)
+    point = random_start(tracker, rows, 3 * tracker.radius, seed, number)
     for times, share in ((3, 0.3), (2, 0.3), (1, 0.4)):
         radius = torch.full(
-            (len(rows),), times * hunt.radius, dtype=hunt.x.dtype, device=hunt.x.device
+            (len(rows),), times * tracker.radius, dtype=tracker.x.dtype, device=tracker.x.device
         )
-        start = project(point, hunt.x[rows], 1, radius, hunt.box(rows))
+        start = project(point, tracker.x[rows], 1, radius, tracker.box(rows))
         # A flip in a larger ball is no reason to stop, only one in the ball itself.
-        point, _ = climb(hunt, rows, start, radius, max(int(share * steps), 1), goal, eot)
-    hunt.guess(rows, point)
+        point, _ = climb(tracker, rows, start, radius, max(int(share * steps), 1), goal, eot)
+    tracker.guess(rows, point)
 
 
-def _toward(hunt: Hunt, rivals: Tensor) -> Objective:
-    return lambda z, rows: targeted_dlr_ascent(z, hunt.y[rows], rivals[rows])
+def _toward(tracker: Tracker, rivals: Tensor) -> Objective:
+    return lambda z, rows: targeted_dlr_ascent(z, tracker.y[rows], rivals[rows])
 
 
 @dataclass
@@ -206,14 +218,42 @@ class _Climb:
     halved: Tensor  # whether the last checkpoint cut the step size
     share: Tensor  # l1: share of the coordinates that a step moves
 
+    @classmethod
+    def begin(cls, start: Tensor, center: Tensor, radius: Tensor, norm: float) -> _Climb:
+        """All samples at their starts."""
+        zero = torch.zeros_like(radius)
+        never = torch.full_like(radius, -math.inf)
+        found = cls(
+            torch.arange(len(radius), device=start.device),
+            center,
+            radius,
+            start,
+            start,
+            Best(start, never),
+            torch.zeros_like(start),
+            -never,
+            2 * radius,
+            zero,
+            seen=never,
+            halved=torch.ones_like(radius, dtype=torch.bool),
+            share=zero,
+        )
+        if norm == 1:
+            moved = _support(start, center)
+            everything = max(center[:1].numel(), 1)
+            found.size = radius
+            found.seen = torch.where(moved > 0, moved, everything)
+            found.share = torch.where(moved > 0, moved / (1.5 * everything), 0.2)
+        return found
+
     def take(self, keep: Tensor) -> _Climb:
         if len(keep) == len(self.index):
-            return self  # nobody leaves: spare the copies
+            return self  # none leaves: no copy is needed
         return _Climb(*(getattr(self, field.name)[keep] for field in fields(self)))
 
 
 def climb(
-    hunt: Hunt,
+    tracker: Tracker,
     rows: Tensor,
     start: Tensor,
     radius: Tensor,
@@ -236,51 +276,29 @@ def climb(
     to a tenth.
 
     rows: samples `(m,)`; start `(m, *shape)` and radius `(m,)`: the start must lie in the ball. A
-    sample that flips, within the hunt's limit if it has one, stops at once; the hunt has the flip.
-    eot: loss and gradient are means over so many calls of the model. `steps + 1` F and `steps` B at
-    most; who runs out of passes stops.
+    sample that flips, within the tracker's limit if it has one, stops at once; the tracker has the
+    flip. eot: loss and gradient are means over so many calls of the model. `steps + 1` F and
+    `steps` B at most; a sample without passes stops.
     """
-    x = hunt.x[rows]
-    norm = hunt.norm
+    x = tracker.x[rows]
+    norm = tracker.norm
     best = start.clone()
     flipped = torch.zeros(len(rows), dtype=torch.bool, device=x.device)
-    zero = torch.zeros_like(radius)
-    never = torch.full_like(radius, -math.inf)
-    s = _Climb(
-        torch.arange(len(rows), device=x.device),
-        x,
-        radius,
-        start,
-        start,
-        Best(start, never),
-        torch.zeros_like(start),
-        -never,
-        2 * radius,
-        zero,
-        seen=never,
-        halved=~flipped,
-        share=zero,
-    )
-    if norm == 1:
-        moved = _support(start, x)
-        everything = max(x[:1].numel(), 1)
-        s.size = radius
-        s.seen = torch.where(moved > 0, moved, everything)
-        s.share = torch.where(moved > 0, moved / (1.5 * everything), 0.2)
+    s = _Climb.begin(start, x, radius, norm)
     periods = _checkpoints(steps, norm)
     for step in range(steps + 1):
-        s = s.take(hunt.able(rows[s.index], 1))
+        s = s.take(tracker.affordable(rows[s.index], 1))
         if not len(s.index):
             break
         mine = rows[s.index]
         # A gradient here and a look at where it leads, or only a look without a graph.
         last = step == steps
-        going = mine.new_zeros(0) if last else hunt.able(mine, 3)
-        value, flip, gradient = _look(hunt, mine, s.point, goal, eot, going)
+        going = mine.new_zeros(0) if last else tracker.affordable(mine, 3)
+        value, flip, gradient = _look(tracker, mine, s.point, goal, eot, going)
         better = s.best.offer(s.point, value)
         s.rises = s.rises + (value > s.last)
         s.last = value
-        done = flip if hunt.limit < 0 else ~hunt.standing(mine)
+        done = flip if tracker.limit < 0 else ~tracker.unflipped(mine)
         keep = going[(~done[going]).nonzero()[:, 0]]
         if len(keep) < len(mine):  # some end here; the others write again when they do
             best[s.index] = s.best.points
@@ -289,7 +307,7 @@ def climb(
             break
         gradient = gradient[keep]
         if step == 0:
-            hunt.flat[mine[keep]] |= ~gradient.flatten(1).any(1)
+            tracker.flat[mine[keep]] |= ~gradient.flatten(1).any(1)
         s = s.take(keep)
         better = better[keep]
         write(s.slope, better, gradient)
@@ -297,21 +315,25 @@ def climb(
             back = _check_l1(s) if norm == 1 else _check(s, periods[step])
             s.point = pick(back, s.best.points, s.point)
             gradient = pick(back, s.slope, gradient)
-        domain = hunt.box(rows[s.index])
-        move = _direction(s.point, gradient, norm, domain, s.share)
-        ahead = _into(
-            torch.addcmul(s.point, move, column(s.size, x)), s.center, norm, s.radius, domain
-        )
-        if norm != 1 and step > 0:
-            ahead = s.point.lerp(ahead, 0.75).add(s.point - s.previous, alpha=0.25)
-            ahead = _into(ahead, s.center, norm, s.radius, domain)
+        ahead = _ahead(s, gradient, norm, tracker.box(rows[s.index]), step > 0)
         s.previous = s.point
         s.point = ahead
     return best, flipped
 
 
+def _ahead(s: _Climb, g: Tensor, norm: float, domain: Domain, momentum: bool) -> Tensor:
+    """The next points: a step along the gradients `g`, in ball and box; none has momentum at l1."""
+    move = _direction(s.point, g, norm, domain, s.share)
+    further = torch.addcmul(s.point, move, column(s.size, s.point))
+    ahead = _into(further, s.center, norm, s.radius, domain)
+    if norm == 1 or not momentum:
+        return ahead
+    ahead = s.point.lerp(ahead, 0.75).add(s.point - s.previous, alpha=0.25)
+    return _into(ahead, s.center, norm, s.radius, domain)
+
+
 def _look(
-    hunt: Hunt, rows: Tensor, point: Tensor, goal: Objective, eot: int, on: Tensor
+    tracker: Tracker, rows: Tensor, point: Tensor, goal: Objective, eot: int, on: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Loss `(m,)` and flips `(m,)` at points of these samples, and gradients `(m, *shape)` of those
     that go on, at the places `on` `(k,)`; 0 elsewhere.
@@ -323,20 +345,20 @@ def _look(
     off = ends.int().argsort(descending=True, stable=True)[: len(rows) - len(on)]
     values = torch.zeros(len(rows), dtype=point.dtype, device=point.device)
     gradient = torch.zeros_like(point)
-    z = torch.zeros_like(hunt.clean[rows])
+    z = torch.zeros_like(tracker.clean[rows])
     for _ in range(eot):
         # One draw at a time: `eot` graphs at once would need `eot` times the memory.
         if len(on):
-            tape = hunt.network.tape(point[on], rows[on])
+            tape = tracker.network.tape(point[on], rows[on])
             value, weight = goal(tape.logits, rows[on])
             values[on] += value / eot
             z[on] += tape.logits / eot
             gradient[on] += tape.pull(weight)
         if len(off):
-            logits = hunt.network.logits(point[off], rows[off])
+            logits = tracker.network.logits(point[off], rows[off])
             values[off] += goal(logits, rows[off])[0] / eot
             z[off] += logits / eot
-    return values, hunt.offer(point, rows, z), gradient
+    return values, tracker.offer(point, rows, z), gradient
 
 
 def _checkpoints(steps: int, norm: float) -> dict[int, int]:
@@ -413,7 +435,7 @@ def _direction(point: Tensor, g: Tensor, norm: float, domain: Domain, share: Ten
         return maximiser(g, norm)
     size = g.abs().flatten(1)
     count = (share * size.shape[1]).long().clamp(1, size.shape[1])
-    most = size.shape[1] if waits(size) else int(count.max())
+    most = size.shape[1] if host_waits(size) else int(count.max())
     least = size.topk(most, dim=1).values.gather(1, count[:, None] - 1)
     sign = torch.where(size >= least, g.sign().flatten(1), 0)
     return (sign / sign.abs().sum(1, keepdim=True).clamp(min=1)).reshape(g.shape)

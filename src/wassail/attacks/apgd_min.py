@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wassail.attacks.apgd import climb, pick
-from wassail.attacks.hunt import Hunt
+from wassail.attacks.minimal.tracker import Tracker
 from wassail.attacks.pointwise import Objective
 from wassail.attacks.walk import top_rivals
 from wassail.device import take
@@ -27,7 +27,13 @@ SEARCH = 10
 
 
 def apgd_engine(
-    hunt: Hunt, tick: Tick, *, rounds: int = 10, steps: int = 20, loss: str = "dlr", rank: int = 2
+    tracker: Tracker,
+    tick: Tick,
+    *,
+    rounds: int = 10,
+    steps: int = 20,
+    loss: str = "dlr",
+    rank: int = 2,
 ) -> None:
     """The nearest flip by bisection of APGD's radius, for each sample.
 
@@ -48,75 +54,81 @@ def apgd_engine(
         )
     if loss not in LOSSES:
         raise unknown("loss", loss, LOSSES)
-    if math.isfinite(hunt.passes):
-        steps = min(steps, max(int(hunt.passes) // (2 * rounds), 2))
+    if math.isfinite(tracker.passes):
+        steps = min(steps, max(int(tracker.passes) // (2 * rounds), 2))
     # The `rank`-th class, or the weakest if there are not that many.
-    target = top_rivals(hunt.clean, hunt.y, rank - 1)[:, -1] if loss == "targeted" else None
-    goal = _goal(hunt, loss, target)
-    rows = hunt.rows
-    rows = rows[hunt.able(rows, 2)]  # a gradient without a pass to use it would be wasted
+    target = top_rivals(tracker.clean, tracker.y, rank - 1)[:, -1] if loss == "targeted" else None
+    goal = _goal(tracker, loss, target)
+    rows = tracker.rows
+    rows = rows[tracker.affordable(rows, 2)]  # a gradient without a pass to use it would be wasted
     if not len(rows):
-        hunt.ride(1, 2)
+        tracker.execute_gradients(1, 2)
         return
-    z = hunt.clean[rows]
-    y = hunt.y[rows]
-    rival = _rival(hunt, rows, z, target)[:, None]
-    gradient = hunt.start.gradients(y, rival, rows)[:, 0]
-    gap = (z.gather(1, y[:, None]) - z.gather(1, rival))[:, 0]
-    slope = wide_norm(gradient.flatten(1), dual(hunt.norm))
-    radius = ((1.5 * gap).to(slope) / slope).to(hunt.x)
-    able = torch.isfinite(radius).nonzero()[
-        :, 0
-    ]  # where the gradient is zero there is no direction to go
-    rows, gradient, x = rows[able], gradient[able], hunt.x[rows[able]]
-    limit = _reach(x, hunt.norm, hunt.box(rows))
-    radius = torch.minimum(radius[able], limit)
+    rows, gradient, radius, limit = _first_radii(tracker, rows, target)
+    x = tracker.x[rows]
     tried = torch.zeros_like(limit)
     low = torch.zeros_like(limit)
     best = x
-    radius = torch.where(
-        radius < hunt.distance[rows], radius, hunt.distance[rows] / 2
-    )  # a hunt may begin with flips
     for turn in range(rounds):
         rows, x, gradient, limit, radius, tried, low, best = take(
-            hunt.able(rows, 1), rows, x, gradient, limit, radius, tried, low, best
+            tracker.affordable(rows, 1), rows, x, gradient, limit, radius, tried, low, best
         )
         if not len(rows):
             break
-        known = torch.isfinite(hunt.distance[rows])
-        fresh = x + steepest(x, gradient, hunt.norm, radius, hunt.box(rows))
-        start = pick(known, hunt.points[rows], pick(radius > tried, fresh, best))
-        best, flipped = climb(
-            hunt, rows, project(start, x, hunt.norm, radius, hunt.box(rows)), radius, steps, goal
-        )
-        hunt.shorten(rows[flipped.nonzero()[:, 0]], QUICK)
-        high = hunt.distance[rows]
+        box = tracker.box(rows)
+        known = torch.isfinite(tracker.distance[rows])
+        fresh = x + steepest(x, gradient, tracker.norm, radius, box)
+        start = pick(known, tracker.points[rows], pick(radius > tried, fresh, best))
+        start = project(start, x, tracker.norm, radius, box)
+        best, flipped = climb(tracker, rows, start, radius, steps, goal)
+        tracker.shorten(rows[flipped.nonzero()[:, 0]], QUICK)
+        high = tracker.distance[rows]
         tried = radius
         # A radius that failed before the first flip says little: that round had no flip to start
         # from.
         low = torch.where(known & ~flipped, radius, low)
-        low = torch.where(
-            low < high, low, 0.9 * high
-        )  # a flip nearer than a radius that failed: look below it
-        radius = torch.where(
-            torch.isfinite(high), (low + high) / 2, torch.minimum(2 * radius, limit)
-        )
+        # A flip nearer than a radius that failed: look below it.
+        low = torch.where(low < high, low, 0.9 * high)
+        wider = torch.minimum(2 * radius, limit)
+        radius = torch.where(torch.isfinite(high), (low + high) / 2, wider)
         tick((turn + 1) / rounds)
-    hunt.shorten(hunt.rows, SEARCH)
+    tracker.shorten(tracker.rows, SEARCH)
 
 
-def _rival(hunt: Hunt, rows: Tensor, z: Tensor, target: Tensor | None) -> Tensor:
-    return strongest_rival(z, hunt.y[rows])[1] if target is None else target[rows]
+def _first_radii(
+    tracker: Tracker, rows: Tensor, target: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Those of the rows whose gradient is not zero, `(m,)`, that gradient, the first radius, and
+    the largest one that makes sense. 1 B.
+    """
+    z = tracker.clean[rows]
+    y = tracker.y[rows]
+    rival = _rival(tracker, rows, z, target)[:, None]
+    gradient = tracker.start.gradients(y, rival, rows)[:, 0]
+    gap = (z.gather(1, y[:, None]) - z.gather(1, rival))[:, 0]
+    slope = wide_norm(gradient.flatten(1), dual(tracker.norm))
+    radius = ((1.5 * gap).to(slope) / slope).to(tracker.x)
+    some = torch.isfinite(radius).nonzero()[:, 0]
+    rows, gradient = rows[some], gradient[some]
+    limit = _reach(tracker.x[rows], tracker.norm, tracker.box(rows))
+    radius = torch.minimum(radius[some], limit)
+    # The search may begin with flips.
+    known = tracker.distance[rows]
+    return rows, gradient, torch.where(radius < known, radius, known / 2), limit
 
 
-def _goal(hunt: Hunt, loss: str, target: Tensor | None) -> Objective:
+def _rival(tracker: Tracker, rows: Tensor, z: Tensor, target: Tensor | None) -> Tensor:
+    return strongest_rival(z, tracker.y[rows])[1] if target is None else target[rows]
+
+
+def _goal(tracker: Tracker, loss: str, target: Tensor | None) -> Objective:
     """The loss, and the gradient of the logit difference alone: DLR's normaliser, taken as
     constant, only ranks the points.
     """
 
     def goal(z: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        y = hunt.y[rows]
-        rival = _rival(hunt, rows, z, target)
+        y = tracker.y[rows]
+        rival = _rival(tracker, rows, z, target)
         value = ASCENTS[loss](z, y)[0] if target is None else targeted_dlr_ascent(z, y, rival)[0]
         return value, torch.zeros_like(z).scatter(1, rival[:, None], 1.0).scatter(
             1, y[:, None], -1.0

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from wassail.attacks.apgd import apgd_attack
 from wassail.attacks.fab import fab_engine
-from wassail.attacks.hunt import Engine, Hunt
+from wassail.attacks.minimal.run import Engine
+from wassail.attacks.minimal.tracker import Tracker
 from wassail.attacks.pointwise import balls
 from wassail.attacks.square import square_attack
 from wassail.checks import check_data, check_task
@@ -162,9 +163,8 @@ def autoattack(
     )
     with warnings.catch_warnings():
         if any(part.options.get("eot", 1) > 1 for part in chosen):
-            warnings.simplefilter(
-                "ignore", ModelWarning
-            )  # whoever averages over draws knows that the model is randomised
+            # An average over draws is asked for because the model is randomised.
+            warnings.simplefilter("ignore", ModelWarning)
         found = search(run.attack, model, x, y, batch_size, progress, "AutoAttack", whole=True)
     run.warn(len(x))
     names = [part.name for part in chosen]
@@ -200,9 +200,8 @@ class _Run:
     seed: int
     path: Path | None
     log: Log
-    table: dict[str, Mapping[str, float]] = field(
-        default_factory=dict
-    )  # a stage's name -> what it did
+    # A stage's name -> what it did.
+    table: dict[str, Mapping[str, float]] = field(default_factory=dict)
 
     def attack(self, network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
         """All stages over all samples: `search` with `whole=True` calls this once."""
@@ -309,7 +308,7 @@ class _Run:
         norm = self.threat.norm
         domain = self.threat.domain
         graph = part.engine is fab_engine
-        hunt = Hunt(
+        tracker = Tracker(
             sub,
             x[rows].to(device),
             y[rows].to(device),
@@ -320,14 +319,18 @@ class _Run:
             graph=graph,
             clean=clean[rows].to(device),
         )
-        part.engine(hunt, lambda share: None, seed=self.seed, **part.options)
+        part.engine(tracker, lambda share: None, seed=self.seed, **part.options)
         network.forwards[rows] += sub.forwards.to(rows.device)
         network.backwards[rows] += sub.backwards.to(rows.device)
-        fell = ~hunt.standing(torch.arange(len(rows), device=device))
+        fell = ~tracker.unflipped(torch.arange(len(rows), device=device))
         points = pull_inside(
-            hunt.points, hunt.x, norm, torch.where(fell.cpu(), ball[0], math.inf), hunt.domain
+            tracker.points,
+            tracker.x,
+            norm,
+            torch.where(fell.cpu(), ball[0], math.inf),
+            tracker.domain,
         )
-        return fell.to(x.device), points.to(x.device), int(hunt.flat.sum())
+        return fell.to(x.device), points.to(x.device), int(tracker.flat.sum())
 
     def warn(self, samples: int) -> None:
         """Say where the figure may not be trusted."""

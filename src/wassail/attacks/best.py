@@ -12,7 +12,7 @@ from wassail.device import write
 
 class Best:
     """For each of m samples the point with the largest value so far. The nearest flip is kept
-    elsewhere, by `hunt.Hunt`.
+    elsewhere, by `minimal.tracker.Tracker`.
 
     Args:
         points: where the search begins, `(m, *shape)`; copied.

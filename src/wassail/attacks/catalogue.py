@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -78,31 +77,3 @@ def find(name: str) -> Entry:
     if name not in names.ATTACKS:
         raise unknown("attack", name, tuple(names.ATTACKS))
     return Entry(**vars(names.ATTACKS[name]))
-
-
-def results(
-    entry: Entry,
-    model: Any,
-    x: Any,
-    y: Any,
-    norm: float,
-    eps: float,
-    orders: Iterable[float],
-    domain: Any,
-    **options: Any,
-) -> Iterator[Distribution]:
-    """The distributions of one attack for those of the orders that it answers; a search that
-    serves all is done once.
-    """
-    orders = list(orders)
-    if entry.orders == "one":
-        first = entry.run(model, x, y, Threat(norm, orders[0], eps, domain), **options)
-        yield first
-        yield from (allocate(first.flips, eps, order) for order in orders[1:])
-        return
-    fits = {"each": orders, "inf": [math.inf], "above 1": [order for order in orders if order > 1]}[
-        entry.orders
-    ]
-    for order in orders:
-        if order in fits:
-            yield entry.run(model, x, y, Threat(norm, order, eps, domain), **options)

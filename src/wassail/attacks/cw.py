@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from wassail.attacks.fmn import BISECTIONS, fitting
-from wassail.attacks.hunt import Hunt
-from wassail.attacks.minimal import minimal
+from wassail.attacks.minimal.run import find_flips
+from wassail.attacks.minimal.tracker import Tracker
 from wassail.attacks.pointwise import Objective, objective
 from wassail.device import has_float64, take, wide
 from wassail.errors import InputError
@@ -17,11 +17,11 @@ from wassail.geometry import clip, column, vector_norm
 from wassail.network import Model
 from wassail.progress import Progress, Tick
 from wassail.specification import Labels
-from wassail.threat import Domain, Threat, parse_domain
-from wassail.transport.distribution import Distribution
+from wassail.threat import Domain, Threat, parse_domain, parse_threat
+from wassail.transport.distribution import Distribution, allocate
 
-MOST = 1e10  # the largest c that is tried
-LEAST = 50  # Adam steps a search should have where passes are limited
+LARGEST_C = 1e10  # that is tried
+STEPS_A_SEARCH = 50  # Adam steps a search should have where passes are limited
 
 
 def cw(  # noqa: PLR0913
@@ -71,24 +71,26 @@ def cw(  # noqa: PLR0913
         eps.
     """
     options = {"searches": searches, "steps": steps, "rate": rate, "c": c}
-    return minimal(
+    threat = parse_threat(threat, own=True)
+    flips = find_flips(
         cw_engine,
         "cw",
         model,
         x,
         y,
-        threat,
+        threat.norm,
+        threat.domain,
         target=target,
-        mu=mu,
         seed=seed,
         batch_size=batch_size,
         progress=progress,
         options=options,
     )
+    return allocate(flips, threat.eps, threat.order, mu)
 
 
 def cw_engine(
-    hunt: Hunt,
+    tracker: Tracker,
     tick: Tick,
     *,
     searches: int = 9,
@@ -118,57 +120,63 @@ def cw_engine(
     Passes: the clean one and 1 backward, then for each step 1 forward and 1 backward; 10 to
     shorten.
     """
-    if hunt.norm != 2:
+    if tracker.norm != 2:
         raise InputError(
-            f"the Carlini-Wagner attack is for l2 and the norm is l{hunt.norm:g}: choose norm 2, "
-            "or FMN or FAB, which are for "
-            "all norms."
+            f"the Carlini-Wagner attack is for l2 and the norm is l{tracker.norm:g}: choose norm "
+            "2, or FMN or FAB, which are for all norms."
         )
-    if min(searches, steps) < 1 or not (0 < rate < math.inf and (c is None or 0 < c <= MOST)):
+    if min(searches, steps) < 1 or not (0 < rate < math.inf and (c is None or 0 < c <= LARGEST_C)):
         raise InputError(
             f"searches={searches}, steps={steps}, rate={rate}, c={c}: give at least one search "
             "of one step, a positive rate "
-            f"and a first c of at most {MOST:g}."
+            f"and a first c of at most {LARGEST_C:g}."
         )
-    room = fitting(hunt, searches * steps)
-    steps = min(steps, room // min(searches, max(room // LEAST, 1)))
-    parse_domain(hunt.domain)  # its change of variables is for one box
-    goal = objective(hunt, "margin")
-    rows = hunt.rows
-    rows = rows[hunt.able(rows, 2)]
+    room = fitting(tracker, searches * steps)
+    steps = min(steps, room // min(searches, max(room // STEPS_A_SEARCH, 1)))
+    parse_domain(tracker.domain)  # its change of variables is for one box
+    goal = objective(tracker, "margin")
+    rows = tracker.rows
+    rows = rows[tracker.affordable(rows, 2)]
     if not len(rows):
-        hunt.ride(1, 2)
+        tracker.execute_gradients(1, 2)
         return
-    gap, weight = _gap(hunt, goal, hunt.clean[rows], rows)
-    gradient = hunt.start.pull(
-        weight, rows
-    )  # of the margin at the samples, where every search starts
-    slope = vector_norm(wide(gradient) * _width(hunt.domain), 2)
+    gap, weight = _gap(tracker, goal, tracker.clean[rows], rows)
+    # Of the margin at the samples, where every search starts.
+    gradient = tracker.start.pull(weight, rows)
+    slope = vector_norm(wide(gradient) * _width(tracker.domain), 2)
     now = (
-        (4 * gap.to(slope) / slope.square()).clamp(max=MOST)
+        (4 * gap.to(slope) / slope.square()).clamp(max=LARGEST_C)
         if c is None
         else torch.full_like(slope, c)
     )
     # without a gradient there is no way to go
-    low = torch.where(slope > 0, 0.0, MOST)
+    low = torch.where(slope > 0, 0.0, LARGEST_C)
     high = torch.full_like(now, math.inf)
     for search in range(searches):
-        can = (_left(hunt, rows) >= 1) & (low < (0.9 * high).clamp(max=MOST)).to(rows.device)
+        can = (_left(tracker, rows) >= 1) & (low < (0.9 * high).clamp(max=LARGEST_C)).to(
+            rows.device
+        )
         rows, gradient, now, low, high = (
             t[can.to(t.device)] for t in (rows, gradient, now, low, high)
         )
         if not len(rows):
             break
-        flipped = _descend(hunt, rows, goal, gradient, now, steps, rate).to(now.device)
+        flipped = _descend(tracker, rows, goal, gradient, now, steps, rate).to(now.device)
         low = torch.where(flipped, low, now)
         high = torch.where(flipped, now, high)
-        now = torch.where(torch.isinf(high), 10 * now, (low + high) / 2).clamp(max=MOST)
+        now = torch.where(torch.isinf(high), 10 * now, (low + high) / 2).clamp(max=LARGEST_C)
         tick((search + 1) / searches)
-    hunt.shorten(hunt.rows, BISECTIONS)
+    tracker.shorten(tracker.rows, BISECTIONS)
 
 
 def _descend(
-    hunt: Hunt, rows: Tensor, goal: Objective, gradient: Tensor, c: Tensor, steps: int, rate: float
+    tracker: Tracker,
+    rows: Tensor,
+    goal: Objective,
+    gradient: Tensor,
+    c: Tensor,
+    steps: int,
+    rate: float,
 ) -> Tensor:
     """One search from these n samples with weights c `(n,)`, gradient: of the margin there. Which
     ended flipped, bool `(n,)`.
@@ -178,14 +186,14 @@ def _descend(
     """
     flipped = torch.zeros_like(rows, dtype=torch.bool)
     index = torch.arange(len(rows), device=rows.device)
-    x = hunt.x[rows].contiguous()
-    width = _width(hunt.domain)
+    x = tracker.x[rows].contiguous()
+    width = _width(tracker.domain)
     period = max(steps // 10, 10)
-    w = _to_line(x, hunt.domain)
+    w = _to_line(x, tracker.domain)
     mean = torch.zeros_like(x)
     square = torch.zeros_like(x)
     point = x
-    slope = _to_box(w, x, hunt.domain)[1]
+    slope = _to_box(w, x, tracker.domain)[1]
     c = c.to(x.device) if has_float64(x.device) else c.to(x)
     lowest = checked = torch.full_like(c, math.inf)
     for k in range(1, steps + 1):
@@ -193,27 +201,27 @@ def _descend(
         mean = 0.9 * mean + 0.1 * g
         square = 0.999 * square + 0.001 * g * g
         w = w - rate * (mean / (1 - 0.9**k)) / ((square / (1 - 0.999**k)).sqrt() + 1e-8)
-        point, slope = _to_box(w, x, hunt.domain)
+        point, slope = _to_box(w, x, tracker.domain)
         # The look here, the gradient and the next look; where they are not paid for, only a look.
-        going = _left(hunt, rows) >= 3 if k < steps else torch.zeros_like(rows, dtype=torch.bool)
+        going = _left(tracker, rows) >= 3 if k < steps else torch.zeros_like(rows, dtype=torch.bool)
         end = (~going).nonzero()[:, 0]
         if len(end):
-            _, flip = hunt.logits(point[end], rows[end])
+            _, flip = tracker.logits(point[end], rows[end])
             flipped[index[end]] |= flip
         rows, index, x, w, mean, square, point, slope, c, lowest, checked = take(
             going.nonzero()[:, 0], rows, index, x, w, mean, square, point, slope, c, lowest, checked
         )
         if not len(rows):
             break
-        tape, flip = hunt.tape(point, rows)
+        tape, flip = tracker.tape(point, rows)
         flipped[index] |= flip
-        gap, weight = _gap(hunt, goal, tape.logits, rows)
+        gap, weight = _gap(tracker, goal, tape.logits, rows)
         lowest = torch.minimum(
             lowest, vector_norm((point - x) / width, 2).square() + c * gap.clamp(min=0)
         )
         # Where the penalty is zero, so is its gradient.
         gradient = torch.where(column(gap > 0, x), tape.pull(weight), 0.0)
-        stay = _left(hunt, rows) >= 1
+        stay = _left(tracker, rows) >= 1
         if k % period == 0:
             stay = stay & (lowest <= 0.9999 * checked)
             checked = lowest
@@ -226,7 +234,7 @@ def _descend(
     return flipped
 
 
-def _gap(hunt: Hunt, goal: Objective, z: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+def _gap(tracker: Tracker, goal: Objective, z: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """By how much the margin has to rise for a flip at logits `(m, K)`, `(m,)`, and the margin's
     gradient, `(m, K)`.
 
@@ -234,12 +242,12 @@ def _gap(hunt: Hunt, goal: Objective, z: Tensor, rows: Tensor) -> tuple[Tensor, 
     flip yet.
     """
     value, weight = goal(z, rows)
-    return hunt.network.need(z, rows, 2) - value, weight
+    return tracker.network.need(z, rows, 2) - value, weight
 
 
-def _left(hunt: Hunt, rows: Tensor) -> Tensor:
+def _left(tracker: Tracker, rows: Tensor) -> Tensor:
     """Passes left to these samples: one that has a flip keeps enough to shorten it."""
-    return hunt.left(rows) - BISECTIONS * torch.isfinite(hunt.distance[rows])
+    return tracker.passes_left(rows) - BISECTIONS * torch.isfinite(tracker.distance[rows])
 
 
 def _width(domain: Domain) -> float:
@@ -253,9 +261,8 @@ def _to_line(x: Tensor, domain: Domain) -> Tensor:
     if domain is None:
         return torch.zeros_like(x)
     t = (1 - 1e-6) * (2 * (x - domain[0]) / _width(domain) - 1)
-    return (
-        torch.log1p(t) - torch.log1p(-t)
-    ) / 2  # torch.atanh rounds differently at different places of a batch
+    # torch.atanh rounds differently at different places of a batch.
+    return (torch.log1p(t) - torch.log1p(-t)) / 2
 
 
 def _to_box(w: Tensor, x: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:

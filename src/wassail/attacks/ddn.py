@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from wassail.attacks.deepfool import gaps
-from wassail.attacks.fmn import BISECTIONS, cosine, fitting
-from wassail.attacks.hunt import Hunt
-from wassail.device import take
+from wassail.attacks.fmn import Look, adapt_radius, cosine, fitting
+from wassail.attacks.minimal.tracker import Tracker
 from wassail.errors import InputError
 from wassail.geometry import clip, maximiser, steepest, vector_norm
-from wassail.losses import strongest_rival
 from wassail.progress import Tick
 
 
-def ddn_engine(hunt: Hunt, tick: Tick, *, steps: int = 100, gamma: float = 0.05) -> None:
+def ddn_engine(tracker: Tracker, tick: Tick, *, steps: int = 100, gamma: float = 0.05) -> None:
     """Turn on a sphere around the sample toward a larger margin; shrink the sphere at each flip,
     let it grow elsewhere.
 
@@ -32,38 +30,21 @@ def ddn_engine(hunt: Hunt, tick: Tick, *, steps: int = 100, gamma: float = 0.05)
     Passes: the clean one, then for each step 1 backward and 1 forward; 10 forward to shorten. Only
     for l2.
     """
-    if hunt.norm != 2:
+    if tracker.norm != 2:
         raise InputError(
-            f"DDN is for l2 and the norm is l{hunt.norm:g}: choose norm 2, or FMN, which is for "
+            f"DDN is for l2 and the norm is l{tracker.norm:g}: choose norm 2, or FMN, which is for "
             "all norms."
         )
-    steps = fitting(hunt, steps)
-    tape = hunt.start
-    rows = hunt.rows
-    point = hunt.x[rows]
-    keep = rows
-    radius = hunt.distance[rows]
-    flipped = torch.zeros_like(rows, dtype=torch.bool)
-    if not len(rows):
-        hunt.ride(1, 2)
-    for k in range(steps):
-        can = hunt.able(rows, 2)  # the gradient here and the look at the next point
-        rows, keep, point, radius, flipped = take(can, rows, keep, point, radius, flipped)
-        if not len(rows):
-            break
-        x = hunt.x[rows]
-        y = hunt.y[rows]
-        z = tape.logits[keep]
-        rival = strongest_rival(z, y)[1][:, None]
-        g = tape.gradients(y, rival, keep)[:, 0]
+    steps = fitting(tracker, steps)
+
+    def move(k: int, look: Look) -> tuple[Tensor, Tensor]:
         if k == 0:
-            slope = vector_norm(g, 2)
-            radius = torch.where(slope > 0, gaps(hunt, z, rows, rival)[:, 0] / slope, 1)
+            slope = vector_norm(look.gradient, 2)
+            radius = torch.where(slope > 0, look.gap(tracker) / slope, 1)
         else:
-            radius = torch.where(flipped, 1 - gamma, 1 + gamma) * radius
-        delta = point - x + cosine(1.0, 0.01, k, steps) * maximiser(g, 2)
-        point = clip(x + steepest(x, delta, 2, radius, hunt.box(rows)), hunt.box(rows))
-        tape, flipped = hunt.tape(point, rows)
-        keep = torch.arange(len(rows), device=x.device)
-        tick((k + 1) / steps)
-    hunt.shorten(hunt.rows, BISECTIONS)
+            radius = torch.where(look.flipped, 1 - gamma, 1 + gamma) * look.radius
+        way = look.point - look.x + cosine(1.0, 0.01, k, steps) * maximiser(look.gradient, 2)
+        box = tracker.box(look.rows)
+        return radius, clip(look.x + steepest(look.x, way, 2, radius, box), box)
+
+    adapt_radius(tracker, tick, steps, move)

@@ -9,21 +9,26 @@ import math
 import torch
 from torch import Tensor
 
-from wassail.attacks.hunt import Hunt
-from wassail.attacks.minimal import minimal
+from wassail.attacks.minimal.run import find_flips
+from wassail.attacks.minimal.tracker import Tracker
 from wassail.attacks.walk import top_rivals
-from wassail.device import take, waits
+from wassail.device import host_waits, take
 from wassail.errors import InputError
 from wassail.geometry import clip, inner, plane_step, vector_norm, wide_norm
 from wassail.network import Model
 from wassail.progress import Progress, Tick
 from wassail.specification import Labels
-from wassail.threat import Domain, Threat, box_at, dual, number
-from wassail.transport.distribution import Distribution
+from wassail.threat import Domain, Threat, box_at, dual, number, parse_threat
+from wassail.transport.distribution import Distribution, allocate
 
 
 def deepfool_engine(
-    hunt: Hunt, tick: Tick, *, steps: int = 50, overshoot: float = 0.02, topk: int | None = None
+    tracker: Tracker,
+    tick: Tick,
+    *,
+    steps: int = 50,
+    overshoot: float = 0.02,
+    topk: int | None = None,
 ) -> None:
     """Step to the nearest of the linearised boundaries of all rivals, a little beyond it, until the
     first flip.
@@ -40,67 +45,61 @@ def deepfool_engine(
     """
     if not number(overshoot, "overshoot") >= 0:
         raise InputError(f"overshoot is {overshoot!r}: give 0 or more, for example 0.02.")
-    rivals = top_rivals(hunt.clean, hunt.y, rival_count(hunt, topk))
+    rivals = top_rivals(tracker.clean, tracker.y, rival_count(tracker, topk))
     count = rivals.shape[1]
-    tape = hunt.start
-    rows = hunt.rows
+    tape = tracker.start
+    rows = tracker.rows
     # `keep`: where the tape holds these samples
     keep = rows
-    point = hunt.x[rows]
-    rows, keep, point = take(
-        hunt.able(rows, count + 1), rows, keep, point
-    )  # for the gradients and the look at the next point
+    point = tracker.x[rows]
+    # For the gradients and the look at the next point.
+    rows, keep, point = take(tracker.affordable(rows, count + 1), rows, keep, point)
     if not len(rows):
-        hunt.ride(count, count + 1)
+        tracker.execute_gradients(count, count + 1)
     for k in range(steps):
         if not len(rows):
             break
-        gradients = tape.gradients(hunt.y[rows], rivals[rows], keep)
-        step, _ = nearest_plane(
-            point,
-            gradients,
-            gaps(hunt, tape.logits[keep], rows, rivals[rows]),
-            hunt.norm,
-            hunt.box(rows),
-        )
-        moves = (vector_norm(step, math.inf) > 0).nonzero()[
-            :, 0
-        ]  # no gradient or no room: it would stand still for ever
-        ahead = clip(point + (1 + overshoot) * step, hunt.box(rows))
+        gradients = tape.gradients(tracker.y[rows], rivals[rows], keep)
+        need = gaps(tracker, tape.logits[keep], rows, rivals[rows])
+        box = tracker.box(rows)
+        step, _ = nearest_plane(point, gradients, need, tracker.norm, box)
+        # Without a gradient or without room a sample does not move again.
+        moves = (vector_norm(step, math.inf) > 0).nonzero()[:, 0]
+        ahead = clip(point + (1 + overshoot) * step, box)
         rows, point = take(moves, rows, ahead)
         if not len(rows):
             break
         # A look without a graph first: gradients of those that flip would be of no use.
-        _, flipped = hunt.logits(point, rows)
-        left = (~flipped & hunt.afford(rows, count + 2)).nonzero()[:, 0]
+        _, flipped = tracker.logits(point, rows)
+        left = (~flipped & tracker.can_afford(rows, count + 2)).nonzero()[:, 0]
         rows, point = take(left, rows, point)
         if len(rows) and k + 1 < steps:
-            tape, _ = hunt.tape(point, rows)
+            tape, _ = tracker.tape(point, rows)
             keep = torch.arange(len(rows), device=rows.device)
-        tick(max((k + 1) / steps, 1 - len(rows) / len(hunt.x)))
-    hunt.shorten(hunt.rows, 10)
+        tick(max((k + 1) / steps, 1 - len(rows) / len(tracker.x)))
+    tracker.shorten(tracker.rows, 10)
 
 
-def rival_count(hunt: Hunt, topk: int | None) -> int:
+def rival_count(tracker: Tracker, topk: int | None) -> int:
     """How many rivals to look at: `topk`, by default all of up to 10 classes, else 10.
 
     Fewer where the passes do not reach for a gradient of each and a look at the first step: the
     likeliest have to do.
     """
-    classes = hunt.clean.shape[1]
+    classes = tracker.clean.shape[1]
     wanted = topk if topk is not None else classes - 1 if classes <= 10 else 10
-    return int(max(min(wanted, classes - 1, hunt.passes - 2), 1))
+    return int(max(min(wanted, classes - 1, tracker.passes - 2), 1))
 
 
-def gaps(hunt: Hunt, z: Tensor, rows: Tensor, rivals: Tensor) -> Tensor:
+def gaps(tracker: Tracker, z: Tensor, rows: Tensor, rivals: Tensor) -> Tensor:
     """By how much `theta_j - theta_y` has to rise for a flip: logits `(n, K)`, rivals `(n, J)` of
     these samples -> `(n, J)`.
 
     The boundary is put at twice the flip tolerance: at a tie, where the theory has it, nothing
     counts as a flip yet.
     """
-    lead = hunt.network.need(z, rows, 2)[:, None]
-    return lead - (z.gather(1, rivals) - z.gather(1, hunt.y[rows, None]))
+    lead = tracker.network.need(z, rows, 2)[:, None]
+    return lead - (z.gather(1, rivals) - z.gather(1, tracker.y[rows, None]))
 
 
 def nearest_plane(
@@ -113,10 +112,9 @@ def nearest_plane(
     the step goes as far as it can toward the plane that would be nearest without a box.
     """
     slope = wide_norm(gradients.flatten(2), dual(norm))
-    free = torch.where(
-        slope > 0, gap.abs().to(slope) / slope, math.inf
-    )  # without the box: never longer than those with it
-    if waits(point):
+    # The lengths without the box: never longer than those with it.
+    free = torch.where(slope > 0, gap.abs().to(slope) / slope, math.inf)
+    if host_waits(point):
         return _nearest_of_all(point, gradients, gap, free, norm, domain)
     order = free.argsort(dim=1, stable=True)
     every = torch.arange(len(point), device=point.device)
@@ -125,9 +123,8 @@ def nearest_plane(
     step = torch.zeros_like(point)
     for rank in range(gap.shape[1]):
         j = order[:, rank]
-        open_ = (
-            (free[every, j] < best).nonzero()[:, 0] if rank else every
-        )  # the others cannot get any shorter
+        # The others cannot get any shorter.
+        open_ = (free[every, j] < best).nonzero()[:, 0] if rank else every
         if not len(open_):
             break
         w = gradients[open_, j[open_]]
@@ -208,16 +205,18 @@ def deepfool(
         `Distribution` whose weights come from the knapsack; its `flips` serve every other order and
         eps.
     """
-    return minimal(
+    threat = parse_threat(threat, own=True)
+    flips = find_flips(
         deepfool_engine,
         "deepfool",
         model,
         x,
         y,
-        threat,
-        mu=mu,
+        threat.norm,
+        threat.domain,
         seed=seed,
         batch_size=batch_size,
         progress=progress,
         options={"steps": steps, "overshoot": overshoot, "topk": topk},
     )
+    return allocate(flips, threat.eps, threat.order, mu)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from wassail.attacks.deepfool import gaps, nearest_plane, rival_count
-from wassail.attacks.hunt import Hunt
-from wassail.attacks.minimal import minimal
+from wassail.attacks.minimal.run import find_flips
+from wassail.attacks.minimal.tracker import Tracker
 from wassail.attacks.pointwise import random_start
 from wassail.attacks.walk import top_rivals
 from wassail.device import fetch, send, take
@@ -18,14 +19,14 @@ from wassail.geometry import clip, column, inner, plane_step, wide_norm
 from wassail.network import Model
 from wassail.progress import Progress, Tick
 from wassail.specification import Labels
-from wassail.threat import Domain, Threat, box_at
-from wassail.transport.distribution import Distribution
+from wassail.threat import Domain, Threat, box_at, parse_threat
+from wassail.transport.distribution import Distribution, allocate
 
 BISECTIONS = 10
 
 
 def fab_engine(
-    hunt: Hunt,
+    tracker: Tracker,
     tick: Tick,
     *,
     steps: int = 100,
@@ -67,51 +68,63 @@ def fab_engine(
             "for all at once."
         )
     count = rival_count(
-        hunt, topk if targets is None else int(min(targets, 9, max(hunt.passes / 10, 1)))
+        tracker, topk if targets is None else int(min(targets, 9, max(tracker.passes / 10, 1)))
     )
-    rows = hunt.rows
-    rows = rows[hunt.able(rows, count + 1)]
+    rows = tracker.rows
+    rows = rows[tracker.affordable(rows, count + 1)]
     if len(rows):
-        rivals = top_rivals(hunt.clean, hunt.y, count)
+        rivals = top_rivals(tracker.clean, tracker.y, count)
         columns = [slice(None)] if targets is None else [slice(j, j + 1) for j in range(count)]
         runs = [(turn, part) for turn in range(restarts) for part in columns]
-        share = (hunt.passes - 1 - count) / len(runs) if math.isfinite(hunt.passes) else 0.0
-        gradients = hunt.start.gradients(hunt.y[rows], rivals[rows], rows)
+        share = (tracker.passes - 1 - count) / len(runs) if math.isfinite(tracker.passes) else 0.0
+        gradients = tracker.start.gradients(tracker.y[rows], rivals[rows], rows)
         for i, (turn, part) in enumerate(runs):
 
             def report(done: float, i: int = i, total: int = len(runs)) -> None:
                 tick((i + done) / total)
 
             if i:
-                rows, gradients = take(hunt.standing(rows).nonzero()[:, 0], rows, gradients)
+                rows, gradients = take(tracker.unflipped(rows).nonzero()[:, 0], rows, gradients)
             later = share * (len(runs) - 1 - i)
-            begin = rows, rivals[rows, part], hunt.x[rows], hunt.clean[rows], gradients[:, part]
+            begin = (
+                rows,
+                rivals[rows, part],
+                tracker.x[rows],
+                tracker.clean[rows],
+                gradients[:, part],
+            )
             if turn:
-                begin = _elsewhere(hunt, rows, rivals[:, part], later, seed, i)
+                begin = _elsewhere(tracker, rows, rivals[:, part], later, seed, i)
             if len(begin[0]):
-                _descend(hunt, report, *begin, later, steps, alpha_max, eta, beta)
+                _descend(tracker, report, *begin, later, steps, Mix(alpha_max, eta, beta))
     else:
-        hunt.ride(count, count + 1)
-    hunt.shorten(hunt.rows, shorten)
+        tracker.execute_gradients(count, count + 1)
+    tracker.shorten(tracker.rows, shorten)
 
 
 def _elsewhere(
-    hunt: Hunt, rows: Tensor, rivals: Tensor, later: float, seed: int, number: int
+    tracker: Tracker, rows: Tensor, rivals: Tensor, later: float, seed: int, number: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """A restart: samples, rivals, a random point half as far as the nearest flip (or the
     limit), logits and gradients there.
     """
-    rows = rows[(_left(hunt, rows, later) >= rivals.shape[1] + 2).nonzero()[:, 0]]
-    far = hunt.distance[rows] if hunt.limit < 0 else hunt.distance[rows].clamp(max=hunt.limit)
-    point = random_start(hunt, rows, torch.where(torch.isfinite(far), far, 1.0) / 2, seed, number)
+    rows = rows[(_left(tracker, rows, later) >= rivals.shape[1] + 2).nonzero()[:, 0]]
+    far = (
+        tracker.distance[rows]
+        if tracker.limit < 0
+        else tracker.distance[rows].clamp(max=tracker.limit)
+    )
+    point = random_start(
+        tracker, rows, torch.where(torch.isfinite(far), far, 1.0) / 2, seed, number
+    )
     if not len(rows):
-        return rows, rivals[rows], point, hunt.clean[rows], point
-    tape, _ = hunt.tape(point, rows)
-    return rows, rivals[rows], point, tape.logits, tape.gradients(hunt.y[rows], rivals[rows])
+        return rows, rivals[rows], point, tracker.clean[rows], point
+    tape, _ = tracker.tape(point, rows)
+    return rows, rivals[rows], point, tape.logits, tape.gradients(tracker.y[rows], rivals[rows])
 
 
 def _descend(
-    hunt: Hunt,
+    tracker: Tracker,
     tick: Tick,
     rows: Tensor,
     rivals: Tensor,
@@ -120,28 +133,21 @@ def _descend(
     gradients: Tensor,
     later: float,
     steps: int,
-    alpha_max: float,
-    eta: float,
-    beta: float,
+    mix: Mix,
 ) -> None:
     """One run from points of these samples: rivals `(n, J)`, gradients there `(n, J, *shape)`;
     `later`: passes to leave.
     """
-    wild = torch.zeros(
-        len(rows), dtype=torch.bool
-    )  # flipped in the last step, and likely to again; kept on the CPU
+    # Which flipped in the last step, and are likely to again; kept on the CPU.
+    wild = torch.zeros(len(rows), dtype=torch.bool)
     for k in range(steps):
-        x = hunt.x[rows]
-        need = gaps(hunt, z, rows, rivals)
-        box = hunt.box(rows)
-        near, home, length, back = _two_steps(hunt.norm, box, point, x, gradients, need)
-        a = column((length / torch.where(length > 0, length + back, 1)).clamp(max=alpha_max), x)
-        point = clip((1 - a) * (point + eta * near) + a * (x + eta * home), box)
+        need = gaps(tracker, z, rows, rivals)
+        x, box = tracker.x[rows], tracker.box(rows)
+        point, length = mix.step(tracker.norm, box, point, x, gradients, need)
         # A step of length 0 would be repeated for ever; at a fixed radius, a sample flipped within
         # it is done.
-        (can,) = fetch(
-            (length > 0).to(rows.device) & hunt.standing(rows) & (_left(hunt, rows, later) >= 1)
-        )
+        moving = (length > 0).to(rows.device) & tracker.unflipped(rows)
+        (can,) = fetch(moving & (_left(tracker, rows, later) >= 1))
         keep = can.nonzero()[:, 0]
         rows, rivals, point = take(send(keep, rows.device), rows, rivals, point)
         (wild,) = take(keep, wild)
@@ -150,42 +156,59 @@ def _descend(
         # The gradients are wanted at the new point, or after a flip where it steps back to: those
         # of a pass that flips are of no use. So where there are many, and where the last step
         # flipped, the point is looked at without a graph first.
-        (enough,) = fetch(_left(hunt, rows, later) >= 3)
+        (enough,) = fetch(_left(tracker, rows, later) >= 3)
         last = k + 1 == steps
         wild = wild | ~enough | (last or rivals.shape[1] > 1)
         calm, rash = (send(mask.nonzero()[:, 0], rows.device) for mask in (~wild, wild))
         flipped = torch.zeros_like(rows, dtype=torch.bool)
-        place = torch.zeros_like(rows).index_copy(
-            0, calm, torch.arange(len(calm), device=rows.device)
-        )
+        order = torch.arange(len(calm), device=rows.device)
+        place = torch.zeros_like(rows).index_copy(0, calm, order)
         if len(calm):
-            tape, flipped[calm] = hunt.tape(point[calm], rows[calm])
-            ahead = tape.gradients(hunt.y[rows[calm]], rivals[calm])
+            tape, flipped[calm] = tracker.tape(point[calm], rows[calm])
+            ahead = tape.gradients(tracker.y[rows[calm]], rivals[calm])
         if len(rash):
-            _, flipped[rash] = hunt.logits(point[rash], rows[rash])
+            _, flipped[rash] = tracker.logits(point[rash], rows[rash])
         tick((k + 1) / steps)
         again = flipped.index_fill(0, rash, True)
         least = torch.where(again, rivals.shape[1] + 2, 1)
-        can = hunt.standing(rows) & (_left(hunt, rows, later) >= least)
+        can = tracker.unflipped(rows) & (_left(tracker, rows, later) >= least)
         can, again, wild = fetch(can, again, flipped)
         chosen = (can & ~again).nonzero()[:, 0], (can & again).nonzero()[:, 0]
         on, off = (send(index, rows.device) for index in chosen)
         if last or not len(on) + len(off):
             return
-        base = hunt.x[rows[off]]
-        returned = torch.where(
-            column(flipped[off], base), base + beta * (point[off] - base), point[off]
-        )
+        returned = mix.back(point[off], tracker.x[rows[off]], flipped[off])
         found = [(ahead[place[on]], tape.logits[place[on]])] if len(on) else []
         if len(off):
-            tape, _ = hunt.tape(returned, rows[off])
-            found.append((tape.gradients(hunt.y[rows[off]], rivals[off]), tape.logits))
+            tape, _ = tracker.tape(returned, rows[off])
+            found.append((tape.gradients(tracker.y[rows[off]], rivals[off]), tape.logits))
         gradients, z = (torch.cat(parts) for parts in zip(*found))
-        both = torch.cat([on, off])
-        rows = rows[both]
-        rivals = rivals[both]
+        rows, rivals = (v[torch.cat([on, off])] for v in (rows, rivals))
         point = torch.cat([point[on], returned])
         wild = wild[torch.cat(chosen)]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How FAB mixes its two steps, in the paper's symbols."""
+
+    alpha_max: float
+    eta: float
+    beta: float
+
+    def step(
+        self, norm: float, box: Domain, point: Tensor, x: Tensor, gradients: Tensor, need: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The next points, and how far the nearest planes were, float64 `(n,)`."""
+        near, home, length, back = _two_steps(norm, box, point, x, gradients, need)
+        share = length / torch.where(length > 0, length + back, 1)
+        a = column(share.clamp(max=self.alpha_max), x)
+        mixed = (1 - a) * (point + self.eta * near) + a * (x + self.eta * home)
+        return clip(mixed, box), length
+
+    def back(self, point: Tensor, x: Tensor, flipped: Tensor) -> Tensor:
+        """Where a run goes on: on the way back to the sample after a flip, else at the point."""
+        return torch.where(column(flipped, x), x + self.beta * (point - x), point)
 
 
 def _two_steps(
@@ -218,12 +241,12 @@ def _two_steps(
     return near, home, wide_norm(near.flatten(1), norm), wide_norm(home.flatten(1), norm)
 
 
-def _left(hunt: Hunt, rows: Tensor, later: float) -> Tensor:
+def _left(tracker: Tracker, rows: Tensor, later: float) -> Tensor:
     """Passes left to this run: those of later runs are theirs, and a sample that has a flip
     keeps enough to shorten it.
     """
-    return hunt.left(rows) - torch.where(
-        torch.isfinite(hunt.distance[rows]), max(later, BISECTIONS), later
+    return tracker.passes_left(rows) - torch.where(
+        torch.isfinite(tracker.distance[rows]), max(later, BISECTIONS), later
     )
 
 
@@ -286,16 +309,18 @@ def fab(  # noqa: PLR0913
         "topk": topk,
         "targets": targets,
     }
-    return minimal(
+    threat = parse_threat(threat, own=True)
+    flips = find_flips(
         fab_engine,
         "fab" if targets is None else "fab-t",
         model,
         x,
         y,
-        threat,
-        mu=mu,
+        threat.norm,
+        threat.domain,
         seed=seed,
         batch_size=batch_size,
         progress=progress,
         options={**options, "restarts": restarts, "seed": seed},
     )
+    return allocate(flips, threat.eps, threat.order, mu)

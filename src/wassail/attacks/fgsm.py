@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from wassail.attacks.hunt import Hunt
+from wassail.attacks.minimal.tracker import Tracker
 from wassail.attacks.pointwise import objective, pointwise
 from wassail.geometry import clip, steepest
 from wassail.network import Model
@@ -73,16 +73,16 @@ def fgsm(
     )
 
 
-def fgsm_attack(hunt: Hunt, tick: Tick, *, loss: str = "ce") -> None:
+def fgsm_attack(tracker: Tracker, tick: Tick, *, loss: str = "ce") -> None:
     """The step, from the gradient of the pass at the samples; see `fgsm`."""
-    goal = objective(hunt, loss)
-    rows = hunt.rows
+    goal = objective(tracker, loss)
+    rows = tracker.rows
     if not len(rows):
-        hunt.ride(1, 1)
+        tracker.execute_gradients(1, 1)
         return
-    _, weight = goal(hunt.clean[rows], rows)
-    x = hunt.x[rows]
-    box = hunt.box(rows)
-    gradient = hunt.start.pull(weight, rows)
-    hunt.guess(rows, clip(x + steepest(x, gradient, hunt.norm, hunt.radius, box), box))
+    _, weight = goal(tracker.clean[rows], rows)
+    x = tracker.x[rows]
+    box = tracker.box(rows)
+    gradient = tracker.start.pull(weight, rows)
+    tracker.guess(rows, clip(x + steepest(x, gradient, tracker.norm, tracker.radius, box), box))
     tick(1.0)

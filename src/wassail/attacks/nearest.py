@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from wassail import names
-from wassail.attacks.hunt import Engine, hunt
-from wassail.attacks.wda_pp import flips_wda_pp
+from wassail.attacks.minimal.run import Engine, find_flips
+from wassail.attacks.wda_pp import Walk
 from wassail.checks import check_task
 from wassail.errors import InputError, unknown
 from wassail.network import Model
@@ -26,6 +27,8 @@ from wassail.transport.allocation import knapsack
 from wassail.transport.flips import Flips
 
 METHODS = tuple(names.NEAREST_METHODS)
+OURS = "boundary-search"  # what "auto" is
+Found = TypeVar("Found")
 # The allocation has a say after so many passes: (passes, how far above the price a sample may be
 # and still go on, next round). Early distances can be several times too long where gradients
 # mislead, so the first cut is generous.
@@ -61,9 +64,9 @@ def nearest(  # noqa: PLR0913
         y: true labels, integer tensor `(N,)`, or a `Specification`.
         norm: ground norm r, 1, 2 or inf; default "inf".
         domain: box `(low, high)` that x lives in, or None for all of R^n; default (0, 1).
-        method: "auto" (the default) is "chase", ours; "fab", "deepfool", "fmn", "ddn", "apgd",
-            "pdpgd" and "cw" are from their papers ("ddn" and "cw": l2 only); "wda++" is the paper's
-            Algorithm 2, which needs `step` or `eps`.
+        method: "auto" (the default) is "boundary-search", ours; "fab", "deepfool", "fmn", "ddn",
+            "apgd", "pdpgd" and "cw" are from their papers ("ddn" and "cw": l2 only); "wda++" is
+            the paper's Algorithm 2, which needs `step` or `eps`.
         passes: int, most forward plus backward passes of a sample, kept exactly; with "auto" more
             passes never give a larger distance; default None, the engine's own schedule.
         eps: budget of the distribution the flips are for; default None, no steering.
@@ -82,6 +85,8 @@ def nearest(  # noqa: PLR0913
     Returns:
         `Flips`: distances, points and passes of each sample.
     """
+    if isinstance(method, str) and method in names.GONE_ENGINES:
+        raise InputError(f"method {method!r} is gone: {names.GONE_ENGINES[method]}.")
     if method not in METHODS:
         raise unknown("method", method, METHODS)
     if start is not None:
@@ -93,44 +98,72 @@ def nearest(  # noqa: PLR0913
                 "WDA++ has a schedule of its own: limit it with steps, topk and search instead "
                 "of passes."
             )
-        return _named(flips_wda_pp, method)(model, x, y, norm, domain, eps=eps, **common, **options)
-    name = "chase" if method == "auto" else method
-    if name == "chase":
-        options.setdefault("rounds", 4 if passes is None else 1000)
-        options["seed"] = seed
+        walk = _named(Walk.of, method)(norm, eps, **options)
+        return walk.flips(model, x, y, domain, **common)
+    name = OURS if method == "auto" else method
+    steered = name == OURS and eps is not None and order is not None
+    if name == OURS:
+        options = {"rounds": 4 if passes is None else 1000, **options, "seed": seed}
+    run = _Run(model, method, name, norm, options, common, warn and name == OURS and not steered)
+    if steered and eps is not None and order is not None:
+        return _steered(run, x, y, domain, passes, start, parse_eps(eps), parse_order(order))
+    found = run(x, y, domain, passes, start)
+    return found if start is None else start.merge(found)
 
-    def run(
+
+@dataclass(frozen=True)
+class _Run:
+    """An engine with its options, to be run on some samples."""
+
+    model: Model
+    method: str
+    name: str
+    norm: Number
+    options: Mapping[str, Any]
+    common: Mapping[str, Any]
+    warn: bool
+
+    def __call__(
+        self,
         x: Tensor,
         y: Labels,
         domain: Domain,
-        budget: int | None,
+        passes: int | None,
         known: Flips | None = None,
-        begin: int = -1,
+        begin: int | None = None,
     ) -> Flips:
-        extra = {"begin": begin} if begin >= 0 else {}
-        return _named(hunt, method)(
-            engine(name),
-            name,
-            model,
+        """The flips of these samples; begin: the round to go on with."""
+        options = self.options if begin is None else {**self.options, "begin": begin}
+        return _named(find_flips, self.method)(
+            engine(self.name),
+            self.name,
+            self.model,
             x,
             y,
-            norm,
+            self.norm,
             domain,
-            passes=budget,
-            options=options | extra,
+            passes=passes,
+            options=options,
             known=known,
-            warn=warn and name == "chase" and (eps is None or order is None),
-            **common,
+            warn=self.warn,
+            **self.common,
         )
 
-    if eps is None or order is None or name != "chase":
-        found = run(x, y, domain, passes, start)
-        return found if start is None else start.merge(found)
-    eps = parse_eps(eps)
-    order = parse_order(order)
+
+def _steered(
+    run: _Run,
+    x: Tensor,
+    y: Labels,
+    domain: Domain,
+    passes: int | None,
+    start: Flips | None,
+    eps: float,
+    order: float,
+) -> Flips:
+    """The search in stages: after each of them only samples that matter to the allocation go on."""
     limit = math.inf if passes is None else passes
     # Many rivals at the sample take many passes: the allocation has its say after them.
-    later = max(0, 2 * int(options.get("topk", 0)) - STAGES[0][0])
+    later = max(0, 2 * int(run.options.get("topk", 0)) - STAGES[0][0])
     stages = [(after + later, reach, begin) for after, reach, begin in STAGES]
     flips = run(x, y, domain, int(min(stages[0][0], limit)), start)
     flips = flips if start is None else start.merge(flips)
@@ -140,9 +173,8 @@ def nearest(  # noqa: PLR0913
         if budget < 1 or not chosen.any():
             break
         part = flips.take(chosen)
-        again = run(
-            part.x, part.task, part.domain, None if budget == math.inf else int(budget), part, begin
-        )
+        left = None if budget == math.inf else int(budget)
+        again = run(part.x, part.task, part.domain, left, part, begin)
         flips = flips.merge(flips.put(chosen, again))
     return flips
 
@@ -177,15 +209,16 @@ def undecided(distances: Tensor, eps: float, order: float, reach: float = 1.5) -
     unknown_flip = torch.isinf(distances)
     bought = weights > 0
     if order < math.inf and (weights == 1)[~unknown_flip].all():
-        return (
-            unknown_flip  # the budget buys every flip there is: only new ones can change the answer
-        )
+        # The budget buys every flip there is: only new ones can change the answer.
+        return unknown_flip
     price = eps if order == math.inf else float(distances[bought].max())
     return unknown_flip | ((distances > 0.2 * price) & (distances < reach * price))
 
 
-def _named(function: Callable[..., Flips], method: str) -> Callable[..., Flips]:
-    def call(*args: Any, **kwargs: Any) -> Flips:
+def _named(function: Callable[..., Found], method: str) -> Callable[..., Found]:
+    """The function, with one sentence for an option that it does not have."""
+
+    def call(*args: Any, **kwargs: Any) -> Found:
         try:
             return function(*args, **kwargs)
         except TypeError as error:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wassail.attacks.best import Best
-from wassail.attacks.hunt import Hunt
+from wassail.attacks.minimal.tracker import Tracker
 from wassail.attacks.pointwise import objective, pointwise
 from wassail.attacks.pointwise import random_start as random_point
 from wassail.device import take
@@ -99,7 +99,7 @@ def pgd(  # noqa: PLR0913
 
 
 def pgd_attack(
-    hunt: Hunt,
+    tracker: Tracker,
     tick: Tick,
     *,
     loss: str = "ce",
@@ -117,28 +117,28 @@ def pgd_attack(
             "restarts without a random start would all be the same: use random_start=True or "
             "restarts=1."
         )
-    size = 2.5 * hunt.radius / steps if step is None else step
+    size = 2.5 * tracker.radius / steps if step is None else step
     if not 0 < size < math.inf:
         raise InputError(
             f"step is {step!r}: give a positive step size, or None for 2.5 eps / steps."
         )
-    goal, (norm, radius) = objective(hunt, loss), (hunt.norm, hunt.radius)
+    goal, (norm, radius) = objective(tracker, loss), (tracker.norm, tracker.radius)
     # by loss, over all restarts
-    best = Best(hunt.x, torch.full_like(hunt.clean[:, 0], -math.inf))
+    best = Best(tracker.x, torch.full_like(tracker.clean[:, 0], -math.inf))
     for turn in range(restarts):
-        rows = hunt.rows
+        rows = tracker.rows
         if not len(rows):
             if not random_start:
-                hunt.ride(1, 1)
+                tracker.execute_gradients(1, 1)
             break
         if random_start:
             tape, keep, rows, point = _look(
-                hunt, random_point(hunt, rows, radius, seed, turn), rows
+                tracker, random_point(tracker, rows, radius, seed, turn), rows
             )
         else:
-            tape = hunt.start
+            tape = tracker.start
             keep = rows
-            point = hunt.x[rows]
+            point = tracker.x[rows]
         for k in range(steps + 1):
             value, weight = goal(tape.logits[keep], rows)
             best.offer(point, value, rows)
@@ -147,22 +147,22 @@ def pgd_attack(
             gradient = tape.pull(weight, keep)
             if not len(rows):
                 break
-            domain = hunt.box(rows)
+            domain = tracker.box(rows)
             ahead = point + _step(point, gradient, norm, size, domain)
             tape, keep, rows, point = _look(
-                hunt, project(ahead, hunt.x[rows], norm, radius, domain), rows
+                tracker, project(ahead, tracker.x[rows], norm, radius, domain), rows
             )
             tick((turn + (k + 1) / steps) / restarts)
-    rows = hunt.rows
-    hunt.guess(rows, best.points[rows])
+    rows = tracker.rows
+    tracker.guess(rows, best.points[rows])
 
 
-def _look(hunt: Hunt, point: Tensor, rows: Tensor) -> tuple[Tape, Tensor, Tensor, Tensor]:
+def _look(tracker: Tracker, point: Tensor, rows: Tensor) -> tuple[Tape, Tensor, Tensor, Tensor]:
     """Evaluate points of these samples: the tape, where it holds those that still stand, their
     rows and their points.
     """
-    tape, _ = hunt.tape(point, rows)
-    keep = hunt.standing(rows).nonzero()[:, 0]
+    tape, _ = tracker.tape(point, rows)
+    keep = tracker.unflipped(rows).nonzero()[:, 0]
     rows, point = take(keep, rows, point)
     return tape, keep, rows, point
 

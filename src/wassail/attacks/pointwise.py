@@ -1,10 +1,10 @@
 """What all attacks at a fixed radius share: every sample moves inside its own ball of radius eps,
 with all of its mass.
 
-Such an attack is a function `engine(hunt, tick, **options)` that looks, through its `Hunt`, for a
-flip of `hunt.rows` within `hunt.radius`; the hunt counts the passes and keeps the nearest flip, and
-a sample that has one is no longer among the rows. The result lies in `Omega_p(eps)` for every order
-p, and is the worst it can be only at order inf.
+Such an attack is a function `engine(tracker, tick, **options)` that looks, through its `Tracker`,
+for a flip of `tracker.rows` within `tracker.radius`; the tracker counts the passes and keeps the
+nearest flip, and a sample that has one is no longer among the rows. The result lies in
+`Omega_p(eps)` for every order p, and is the worst it can be only at order inf.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from wassail.attacks.hunt import Engine, Hunt, run_engine
+from wassail.attacks.minimal.run import Engine, check_target, run_engine
+from wassail.attacks.minimal.tracker import Tracker
 from wassail.checks import check_task
-from wassail.errors import InputError, unknown
+from wassail.errors import unknown
 from wassail.geometry import column, project, pull_inside, vector_norm
 from wassail.losses import ASCENTS
 from wassail.network import Model, Network, generators
 from wassail.progress import Progress
-from wassail.specification import Labels, Specification
+from wassail.specification import Labels
 from wassail.threat import Threat, check_seed, parse_threat
 from wassail.transport.distribution import Distribution
 
@@ -54,8 +55,8 @@ def pointwise(  # noqa: PLR0913
     weights 1.
 
     target: classes `(N,)` to be reached; the accuracy still counts every error, `predicted ==
-    target` tells who arrived. graph: the engine takes gradients at the samples themselves. options:
-    the engine's, recorded in the result with `info`.
+    target` tells which arrived. graph: the engine takes gradients at the samples themselves.
+    options: the engine's, recorded in the result with `info`.
     """
     threat = parse_threat(threat, own=True)
     check_seed(seed)
@@ -64,18 +65,20 @@ def pointwise(  # noqa: PLR0913
     ball = balls(x, threat)
     options = dict(options or {})
 
-    def begin(network: Network, x: Tensor, y: Tensor) -> Hunt:
-        return Hunt(
+    def begin(network: Network, x: Tensor, y: Tensor) -> Tracker:
+        return Tracker(
             network, x, y, threat.norm, threat.domain, None, ball=ball, target=target, graph=graph
         )
 
-    def finish(hunt: Hunt) -> Tensor:
-        x = hunt.x
+    def finish(tracker: Tracker) -> Tensor:
+        x = tracker.x
         # A flip beyond the limit (FAB leaves such) is none here; a sample without a flip has its
         # best point, or itself.
-        far = torch.isfinite(hunt.distance) & hunt.standing(hunt.network.rows.to(x.device))
-        points = torch.where(column(far, x), x, hunt.points)
-        return pull_inside(points, x, threat.norm, hunt.limit, hunt.domain)
+        far = torch.isfinite(tracker.distance) & tracker.unflipped(
+            tracker.network.rows.to(x.device)
+        )
+        points = torch.where(column(far, x), x, tracker.points)
+        return pull_inside(points, x, threat.norm, tracker.limit, tracker.domain)
 
     found = run_engine(engine, name, model, x, y, begin, options, batch_size, progress, finish)
     record = {
@@ -99,38 +102,15 @@ def balls(x: Tensor, threat: Threat) -> tuple[float, float]:
     return limit, max(limit - ulp * max(x[:1].numel(), 1) ** (1 / threat.norm), limit * (1 - 1e-4))
 
 
-def check_target(target: Tensor | None, y: Labels) -> Tensor | None:
-    """The classes to be reached, `(N,)`, or one sentence that says what is wrong with them."""
-    if target is None:
-        return None
-    if isinstance(y, Specification):
-        raise InputError(
-            "a target is a class, and a specification has none: give a specification with the one "
-            "row that is to fail."
-        )
-    target = torch.as_tensor(target, device=y.device)
-    if target.shape != y.shape or target.dtype.is_floating_point:
-        raise InputError(
-            f"the targets are {tuple(target.shape)}: give one class index for each of the "
-            f"{len(y)} samples."
-        )
-    if (target == y).any():
-        bad = int((target == y).nonzero()[0])
-        raise InputError(
-            f"the target of sample {bad} is its own label: a targeted attack needs another class."
-        )
-    return target.long()
-
-
-def objective(hunt: Hunt, loss: str) -> Objective:
-    """The loss to climb for this hunt's labels; with targets, the same loss of the target to
+def objective(tracker: Tracker, loss: str) -> Objective:
+    """The loss to climb for this tracker's labels; with targets, the same loss of the target to
     descend.
     """
     if loss not in ASCENTS:
         raise unknown("loss", loss, tuple(ASCENTS))
     ascent = ASCENTS[loss]
-    y = hunt.y
-    target = hunt.target
+    y = tracker.y
+    target = tracker.target
     if target is None:
         return lambda z, rows: ascent(z, y[rows])
 
@@ -142,7 +122,7 @@ def objective(hunt: Hunt, loss: str) -> Objective:
 
 
 def random_start(
-    hunt: Hunt, rows: Tensor, radius: float | Tensor, seed: int, number: int
+    tracker: Tracker, rows: Tensor, radius: float | Tensor, seed: int, number: int
 ) -> Tensor:
     """A random point of each ball and the box, keyed by (seed, the sample, number): the starts of
     APGD, `(m, *shape)`.
@@ -150,8 +130,8 @@ def random_start(
     linf: uniform in the cube, stretched to its surface; l2: uniform on the sphere; l1: a Gaussian
     point projected.
     """
-    x = hunt.x[rows]
-    norm = hunt.norm
+    x = tracker.x[rows]
+    norm = tracker.norm
     if not len(rows):
         return x
     draw = torch.rand if norm == math.inf else torch.randn
@@ -163,4 +143,4 @@ def random_start(
     v = 2 * v - 1 if norm == math.inf else v
     if norm != 1:
         v = v * column(radius / vector_norm(v, norm).clamp(min=1e-12), v)
-    return project(x + v, x, norm, radius, hunt.box(rows))
+    return project(x + v, x, norm, radius, tracker.box(rows))

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from wassail.attacks.best import Best
-from wassail.attacks.hunt import Hunt
+from wassail.attacks.minimal.tracker import Tracker
 from wassail.attacks.pointwise import Objective, objective, pointwise
-from wassail.device import blend, take, worth
+from wassail.device import blend, rows_to_compute, take
 from wassail.errors import InputError
 from wassail.geometry import clip, column, project, vector_norm
 from wassail.network import Model, generators
@@ -105,7 +105,7 @@ def square(
 
 
 def square_attack(
-    hunt: Hunt,
+    tracker: Tracker,
     tick: Tick,
     *,
     queries: int = 5000,
@@ -123,9 +123,9 @@ def square_attack(
             f"share is {share}: give the part of an image that the first squares cover, above 0 "
             "and at most 1."
         )
-    goal = objective(hunt, "margin")
+    goal = objective(tracker, "margin")
     for number in range(restarts):
-        for done in _run(hunt, goal, queries, share, seed, number):
+        for done in _run(tracker, goal, queries, share, seed, number):
             tick((number + done / queries) / restarts)
 
 
@@ -145,21 +145,21 @@ class _Search:
 
 
 def _run(
-    hunt: Hunt, goal: Objective, queries: int, share: float, seed: int, number: int
+    tracker: Tracker, goal: Objective, queries: int, share: float, seed: int, number: int
 ) -> Iterator[int]:
     """One run, yielding the number of queries done now and then; what stands at the end leaves
     its best point.
     """
-    rows = hunt.rows
-    norm = hunt.norm
+    rows = tracker.rows
+    norm = tracker.norm
     if not len(rows):
         return
-    x = _images(hunt.x[rows])
-    domain = _image_box(hunt.box(rows), hunt.x[rows])
-    dice = generators(hunt.x[rows], seed, number)
-    reach = torch.full((len(rows),), hunt.radius, dtype=x.dtype, device=x.device)
+    x = _images(tracker.x[rows])
+    domain = _image_box(tracker.box(rows), tracker.x[rows])
+    dice = generators(tracker.x[rows], seed, number)
+    reach = torch.full((len(rows),), tracker.radius, dtype=x.dtype, device=x.device)
     best = _start(x, reach, norm, domain, dice)
-    value, stands = _look(hunt, rows, best, goal)
+    value, stands = _look(tracker, rows, best, goal)
     place = torch.arange(len(rows), device=x.device)
     length = vector_norm(best - x, norm)
     s = _Search(rows, place, reach, x, Best(best, value), length).take(stands)
@@ -175,10 +175,10 @@ def _run(
                 if bumps is None
                 else _shift(s, moves, k, bumps, norm, box_at(domain, s.place))
             )
-            value, stands = _look(hunt, s.rows, point, goal)
+            value, stands = _look(tracker, s.rows, point, goal)
             better = s.best.offer(point, value)
             if norm != math.inf:
-                some = worth(better)
+                some = rows_to_compute(better)
                 mine, theirs = take(some, point, s.x)
                 s.length = blend(better, some, vector_norm(mine - theirs, norm), s.length)
             if len(stands) < len(s.rows):
@@ -187,16 +187,16 @@ def _run(
             if not len(stands):
                 return
         yield end
-    hunt.guess(s.rows, s.best.points.reshape(-1, *hunt.x.shape[1:]))
+    tracker.guess(s.rows, s.best.points.reshape(-1, *tracker.x.shape[1:]))
 
 
-def _look(hunt: Hunt, rows: Tensor, images: Tensor, goal: Objective) -> tuple[Tensor, Tensor]:
+def _look(tracker: Tracker, rows: Tensor, images: Tensor, goal: Objective) -> tuple[Tensor, Tensor]:
     """Loss `(m,)` at images of these samples, and the places `(k,)` of those that still stand.
     1 F.
     """
-    z, _ = hunt.logits(images.reshape(-1, *hunt.x.shape[1:]), rows)
+    z, _ = tracker.logits(images.reshape(-1, *tracker.x.shape[1:]), rows)
     value, _ = goal(z, rows)
-    return value, hunt.standing(rows).nonzero()[:, 0]
+    return value, tracker.unflipped(rows).nonzero()[:, 0]
 
 
 def _images(x: Tensor) -> Tensor:

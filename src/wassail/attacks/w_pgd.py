@@ -176,9 +176,8 @@ def _attack(
 def _ascend(data: _Ascent, steps: int, step: float, tick: Tick) -> tuple[Tensor, Tensor]:
     """The rounds: the best iterate `(N, *shape)` and the logits at the samples `(N, K)`."""
     tolerance = flip_tolerance(data.x.dtype)
-    clean = data.look(
-        torch.arange(len(data.x)), 0.0
-    )  # a sample that is wrong as it stands needs no tolerance
+    # A sample that is wrong as it stands needs no tolerance.
+    clean = data.look(torch.arange(len(data.x)), 0.0)
     data.network.measure(clean)
     data.keep_best()
     for turn in range(steps):
@@ -221,9 +220,8 @@ class _Ascent:
         self.best = self.points
         self.lowest = math.inf
         self.reach = 0.0
-        self.budget = threat.eps * (
-            1 - 100 * torch.finfo(x.dtype).eps
-        )  # a hair less, for the rounding of coordinates
+        # Less than eps by the rounding of coordinates.
+        self.budget = threat.eps * (1 - 100 * torch.finfo(x.dtype).eps)
 
     def look(self, rows: Tensor, tolerance: float) -> Tensor:
         """Evaluate the iterate of these samples: logits `(m, K)`. 1 F + 1 B each."""

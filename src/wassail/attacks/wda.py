@@ -5,6 +5,8 @@ paper.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -75,102 +77,92 @@ def wda(  # noqa: PLR0913
     """
     threat = parse_threat(threat, own=True)
     check_seed(seed)
-    kappa = (
-        number(kappa, "kappa") if kappa is not None else (1.0 if threat.order == math.inf else 2.0)
-    )
-    if not 1 <= kappa < math.inf:
-        raise InputError(
-            f"kappa is {kappa:g}: it must be at least 1, and 1/kappa is the share of each sample "
-            "that moves."
-        )
+    kappa = _kappa(kappa, threat.order)
     alpha = default_step(threat.norm, threat.eps) if step is None else number(step, "step")
     check_walk(alpha, steps, topk, select)
     if not 0 < probe <= steps:
         raise InputError(f"probe is {probe}: it must be between 1 and steps, which is {steps}.")
     x, y = check_task(x, y, threat.domain, model)
     radius = threat.radius(kappa) * (1 - 1e-12)  # room for the rounding of a sum of N costs
+    walk = Walk(threat.norm, radius, alpha, steps, probe, topk, select)
 
     def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
         domain = network.boxes(threat.domain, x)
-        found, clean = algorithm_1(
-            network,
-            x,
-            y,
-            tick,
-            norm=threat.norm,
-            domain=domain,
-            radius=radius,
-            alpha=alpha,
-            maxiter=steps,
-            probe=probe,
-            topk=topk,
-            select=select,
-        )
+        found, clean = algorithm_1(network, x, y, tick, walk, domain)
         return pull_inside(found, x, threat.norm, radius, domain), clean
 
     found = search(chunk, model, x, y, batch_size, progress, "WDA")
-    options = {
-        "kappa": kappa,
-        "step": alpha,
-        "steps": steps,
-        "probe": probe,
-        "topk": topk,
-        "select": select,
-    }
-    return Distribution.from_search(
-        x,
-        y,
-        found,
-        threat,
-        1 / kappa,
-        "wda",
-        {"method": "wda", "options": options, "seed": seed},
-        mu,
-    )
+    options: dict[str, Any] = {"kappa": kappa, "step": alpha, "steps": steps, "probe": probe}
+    options |= {"topk": topk, "select": select}
+    info = {"method": "wda", "options": options, "seed": seed}
+    return Distribution.from_search(x, y, found, threat, 1 / kappa, "wda", info, mu)
+
+
+def _kappa(kappa: Number | None, order: float) -> float:
+    """Kappa as a number; by default 2, or 1 at order inf."""
+    found = (1.0 if order == math.inf else 2.0) if kappa is None else number(kappa, "kappa")
+    if not 1 <= found < math.inf:
+        raise InputError(
+            f"kappa is {found:g}: it must be at least 1, and 1/kappa is the share of each sample "
+            "that moves."
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The hyper-parameters of Algorithm 1, in the paper's symbols.
+
+    Args:
+        norm: ground norm r.
+        radius: of the balls, `kappa^(1/p) eps`.
+        alpha: step size.
+        maxiter: steps, exactly that many.
+        probe: steps during which all rivals are tried.
+        topk: rivals with the largest clean logits; None: all of up to 100 classes, else 20.
+        select: candidates by "margin" as printed, by raw "logit" as the authors' code does.
+    """
+
+    norm: float
+    radius: float
+    alpha: float
+    maxiter: int
+    probe: int
+    topk: int | None
+    select: str
 
 
 def algorithm_1(
-    network: Network,
-    x: Tensor,
-    y: Tensor,
-    tick: Tick,
-    *,
-    norm: float,
-    domain: Domain,
-    radius: float,
-    alpha: float,
-    maxiter: int,
-    probe: int,
-    topk: int | None,
-    select: str,
+    network: Network, x: Tensor, y: Tensor, tick: Tick, walk: Walk, domain: Domain
 ) -> tuple[Tensor, Tensor]:
     """The inner loop of Algorithm 1 for all samples at once: `X_adv` `(N, *shape)`, and theta at
     the samples `(N, K)`.
 
     Symbols: theta, the network; x, y, the samples X and their classes k; J, the rivals in the race;
-    radius, `kappa^(1/p) eps`. `Batch` leaves out the samples that are wrong or have flipped.
+    walk.radius, `kappa^(1/p) eps`. `Batch` leaves out the samples that are wrong or have flipped.
     """
     batch = Batch(network, x, y)
     theta = batch.clean
-    J = top_rivals(theta, y, topk or _rivals(theta.shape[1]))[batch.rows]
+    J = top_rivals(theta, y, walk.topk or _rivals(theta.shape[1]))[batch.rows]
     X_adv = Best(x, margin(theta, y))
-    for it in range(maxiter):
+    for it in range(walk.maxiter):
         g = batch.gradients(J)  # g_j = grad (theta_j - theta_k)(x_it)
         if not len(batch):
             break
         owner = batch.rows.repeat_interleave(J.shape[1])
         box = box_at(domain, owner)
-        phi = candidates(batch, g, norm, alpha, box)  # phi_j = x_it + alpha M_r(g_j)
-        phi = project(phi, x[owner], norm, radius, box).reshape(g.shape)
-        theta = batch.logits(phi, J, last=it + 1 == maxiter)
+        phi = candidates(batch, g, walk.norm, walk.alpha, box)  # phi_j = x_it + alpha M_r(g_j)
+        phi = project(phi, x[owner], walk.norm, walk.radius, box).reshape(g.shape)
+        theta = batch.logits(phi, J, last=it + 1 == walk.maxiter)
         flips = batch.flipped(theta)
-        j = winner(theta, J, batch.y, flips, select)  # argmax_j theta_j(phi_j) - theta_k(phi_j)
+        # j* = argmax_j theta_j(phi_j) - theta_k(phi_j)
+        j = winner(theta, J, batch.y, flips, walk.select)
         x_next, theta, flipped = pick(phi, j), pick(theta, j), pick(flips, j)  # x_next = phi_{j*}
         X_adv.offer(x_next, margin(theta, batch.y), batch.rows, sure=flipped)
-        if it + 1 == probe:
+        if it + 1 == walk.probe:
             J = J.gather(1, j[:, None])
         J = batch.move(x_next, flipped, J)
-        tick(max((it + 1) / maxiter, batch.done))
+        tick(max((it + 1) / walk.maxiter, batch.done))
     return X_adv.points, batch.clean
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -80,21 +82,17 @@ def wda_pp(  # noqa: PLR0913
         eps.
     """
     threat = parse_threat(threat, own=True)
-    flips = flips_wda_pp(
-        model,
-        x,
-        y,
+    walk = Walk.of(
         threat.norm,
-        threat.domain,
-        eps=threat.eps,
+        threat.eps,
         step=step,
         steps=steps,
         topk=topk,
         search=search,
         select=select,
-        seed=seed,
-        batch_size=batch_size,
-        progress=progress,
+    )
+    flips = walk.flips(
+        model, x, y, threat.domain, seed=seed, batch_size=batch_size, progress=progress
     )
     # With d_i = flips.distances and p = threat.order (Omega_1 for p = 1, Omega_2 for p = 2):
     #
@@ -108,88 +106,90 @@ def wda_pp(  # noqa: PLR0913
     return allocate(flips, threat.eps, threat.order, mu)
 
 
-def flips_wda_pp(  # noqa: PLR0913
-    model: Model,
-    x: Tensor,
-    y: Labels,
-    norm: Number,
-    domain: Domain = (0.0, 1.0),
-    *,
-    eps: Number | None = None,
-    step: Number | None = None,
-    steps: int = 20,
-    topk: int | None = None,
-    search: int = 10,
-    select: str = "margin",
-    seed: int = 0,
-    batch_size: int | None = None,
-    progress: Progress = False,
-) -> Flips:
-    """The distances of Algorithm 2: a walk without a ball to the first flip, then a bisection of
-    the last step.
+@dataclass(frozen=True)
+class Walk:
+    """The search of Algorithm 2 with its hyper-parameters, in the paper's symbols.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`. step: alpha; by
-    default `default_step` of eps, which must then be given. steps: `maxiter`, exactly that many.
-    topk: rivals with the largest clean logits, by default the paper's 5 up to 10 classes, 10 up to
-    100, else 20. search: `srchiter` bisections. select: candidates by "margin" as printed, by raw
-    "logit" as the authors' code does. seed: recorded only, nothing here is random.
-
-    Per step and sample: 1 forward and topk backward passes at the iterate, topk forward at the
-    candidates; `search` at the end. The winning candidate's forward pass is repeated with its graph
-    in the next step: to keep the graphs of all topk candidates instead would cost topk - 1 wasted
-    backward passes for each useful one.
+    Args:
+        norm: ground norm r.
+        alpha: step size.
+        maxiter: steps, exactly that many.
+        topk: rivals with the largest clean logits; None: 5 up to 10 classes, 10 up to 100, else 20.
+        srchiter: bisections of the last step.
+        select: candidates by "margin" as printed, by raw "logit" as the authors' code does.
     """
-    norm = parse_norm(norm)
-    domain = parse_domain(domain, own=True)
-    if step is None and eps is None:
-        raise InputError(
-            "WDA++ needs a step size: give step, or eps to take the paper's step for it."
-        )
-    alpha = (
-        default_step(norm, parse_eps(eps))
-        if step is None and eps is not None
-        else number(step or 0, "step")
-    )
-    check_walk(alpha, steps, topk, select)
-    whole(search, "search", 0)
-    check_seed(seed)
-    x, y = check_task(x, y, domain, model)
 
-    def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
-        return algorithm_2(
-            network,
-            x,
-            y,
-            tick,
-            norm=norm,
-            domain=network.boxes(domain, x),
-            alpha=alpha,
-            maxiter=steps,
-            topk=topk,
-            srchiter=search,
-            select=select,
-        )
+    norm: float
+    alpha: float
+    maxiter: int
+    topk: int | None
+    srchiter: int
+    select: str
 
-    found = run(chunk, model, x, y, batch_size, progress, "WDA++")
-    options = {"step": alpha, "steps": steps, "topk": topk, "search": search, "select": select}
-    return Flips.from_search(
-        x, y, found, norm, domain, "wda++", {"method": "wda++", "options": options, "seed": seed}
-    )
+    @classmethod
+    def of(
+        cls,
+        norm: Number,
+        eps: Number | None,
+        *,
+        step: Number | None = None,
+        steps: int = 20,
+        topk: int | None = None,
+        search: int = 10,
+        select: str = "margin",
+    ) -> Walk:
+        """The walk with these options of `wda_pp`; without a step that of the paper for eps."""
+        norm = parse_norm(norm)
+        if step is None and eps is None:
+            raise InputError(
+                "WDA++ needs a step size: give step, or eps to take the paper's step for it."
+            )
+        if step is None and eps is not None:
+            alpha = default_step(norm, parse_eps(eps))
+        else:
+            alpha = number(step or 0, "step")
+        check_walk(alpha, steps, topk, select)
+        whole(search, "search", 0)
+        return cls(norm, alpha, steps, topk, search, select)
+
+    def flips(
+        self,
+        model: Model,
+        x: Tensor,
+        y: Labels,
+        domain: Domain = (0.0, 1.0),
+        *,
+        seed: int = 0,
+        batch_size: int | None = None,
+        progress: Progress = False,
+    ) -> Flips:
+        """The flips of Algorithm 2, whose distances are the paper's d_i.
+
+        seed: recorded only, nothing here is random. The winning candidate's forward pass is
+        repeated with its graph in the next step: to keep the graphs of all topk candidates instead
+        would cost topk - 1 wasted backward passes for each useful one.
+        """
+        domain = parse_domain(domain, own=True)
+        check_seed(seed)
+        x, y = check_task(x, y, domain, model)
+
+        def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
+            return algorithm_2(network, x, y, tick, self, network.boxes(domain, x))
+
+        found = run(chunk, model, x, y, batch_size, progress, "WDA++")
+        options = {
+            "step": self.alpha,
+            "steps": self.maxiter,
+            "topk": self.topk,
+            "search": self.srchiter,
+            "select": self.select,
+        }
+        info = {"method": "wda++", "options": options, "seed": seed}
+        return Flips.from_search(x, y, found, self.norm, domain, "wda++", info)
 
 
 def algorithm_2(
-    network: Network,
-    x: Tensor,
-    y: Tensor,
-    tick: Tick,
-    *,
-    norm: float,
-    domain: Domain,
-    alpha: float,
-    maxiter: int,
-    topk: int | None,
-    srchiter: int,
-    select: str,
+    network: Network, x: Tensor, y: Tensor, tick: Tick, walk: Walk, domain: Domain
 ) -> tuple[Tensor, Tensor]:
     """The first loop of Algorithm 2 for all samples at once: `X_adv` `(N, *shape)`, where no flip
     is found the sample, and theta at the samples `(N, K)`.
@@ -199,28 +199,29 @@ def algorithm_2(
     """
     batch = Batch(network, x, y)
     theta = batch.clean
-    J = top_rivals(theta, y, topk or paper_topk(theta.shape[1]))[batch.rows]
+    J = top_rivals(theta, y, walk.topk or paper_topk(theta.shape[1]))[batch.rows]
     x_pre, x_flip = x.clone(), x.clone()
     broke = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    for it in range(maxiter):
+    for it in range(walk.maxiter):
         g = batch.gradients(J)  # g_j = grad (theta_j - theta_k)(x_it)
         if not len(batch):
             break
         box = box_at(domain, batch.rows.repeat_interleave(J.shape[1]))
-        phi = candidates(batch, g, norm, alpha, box)  # phi_j = x_it + alpha M_r(g_j)
+        phi = candidates(batch, g, walk.norm, walk.alpha, box)  # phi_j = x_it + alpha M_r(g_j)
         phi = clip(phi, box).reshape(g.shape)
-        theta = batch.logits(phi, J, last=it + 1 == maxiter)
+        theta = batch.logits(phi, J, last=it + 1 == walk.maxiter)
         flips = batch.flipped(theta)
-        j = winner(theta, J, batch.y, flips, select)  # argmax_j theta_j(phi_j) - theta_k(phi_j)
+        # j* = argmax_j theta_j(phi_j) - theta_k(phi_j)
+        j = winner(theta, J, batch.y, flips, walk.select)
         x_next, flipped = pick(phi, j), pick(flips, j)  # x_{it+1} = phi_{j*}
         write(x_pre, flipped, batch.x, batch.rows)
         write(x_flip, flipped, x_next, batch.rows)
         broke[batch.rows] = flipped
         J = batch.move(x_next, flipped, J)
-        tick(0.9 * max((it + 1) / maxiter, batch.done))
+        tick(0.9 * max((it + 1) / walk.maxiter, batch.done))
     rows = broke.nonzero()[:, 0]
     X_adv = x.clone()
-    X_adv[rows] = bisect(network, x_pre[rows], x_flip[rows], y[rows], rows, srchiter)
+    X_adv[rows] = bisect(network, x_pre[rows], x_flip[rows], y[rows], rows, walk.srchiter)
     return X_adv, batch.clean
 
 

@@ -1,14 +1,13 @@
 """`wassail init` and `evaluate --config`: the options of an evaluation in a TOML file.
 
-The file is written from the parser and read back into it, so both know every option. Python 3.10
-has no TOML reader of its own and needs the package `tomli` for this one option.
+The file is written from the parser and read back into it, so both know every option.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,9 @@ CODE = ("model", "data")  # options that may name a function
 NO_CODE = ("robustbench", "timm", "hf", "huggingface")  # what stands before other names
 TRUSTING = ("trust", "ray")  # options that let others run code
 PLACES = ("out", "junit", "card")  # options that name what is written
-WITHOUT = {"help", "config"}  # options that make no sense in the file
+WITHOUT = {"help", "config", "key"}  # options that make no sense in the file
 HEAD = """\
-# An evaluation: wassail evaluate --config {name}
+# An evaluation: {command} --config {name}
 # Every line that begins with "# " and holds "=" is an option with its default: take the "# " away
 # to change it. What stands on the command line goes first.
 """
@@ -52,7 +51,7 @@ def init_text(parser: argparse.ArgumentParser, name: str) -> str:
         parser: of `evaluate`.
         name: of the file.
     """
-    lines = [HEAD.format(name=name)]
+    lines = [HEAD.format(name=name, command=parser.prog)]
     title = None
     for group, action in actions(parser):
         if group != title:
@@ -79,14 +78,6 @@ def _default(action: argparse.Action) -> Any:
 
 def read_config(path: str) -> dict[str, Any]:
     """The options in a file."""
-    for name in ("tomllib", "tomli"):
-        try:
-            toml = importlib.import_module(name)
-            break
-        except ImportError:
-            continue
-    else:
-        raise InputError("this Python reads no TOML: install tomli, or use Python 3.11 or newer.")
     try:
         text = read_small(path, MOST, "a configuration").decode()
     except InputError as error:
@@ -97,7 +88,7 @@ def read_config(path: str) -> dict[str, Any]:
     if any(line.count(".") > DOTS for line in text.splitlines()):
         raise InputError(f"{path!r} nests its keys, and options have none within: repair it.")
     try:
-        found: dict[str, Any] = toml.loads(text)
+        found: dict[str, Any] = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         reason = (str(error).splitlines() or ["no TOML"])[0].rstrip(".")
         raise InputError(
@@ -202,5 +193,5 @@ def init_command(options: argparse.Namespace, parser: argparse.ArgumentParser) -
         raise InputError(f"{options.file!r} is there already: name another file, or remove it.")
     with writing(path):
         save(path, init_text(parser, options.file))
-    print(f"wrote {path}: edit it, then wassail evaluate --config {path}")
+    print(f"wrote {path}: edit it, then {parser.prog} --config {path}")
     return 0

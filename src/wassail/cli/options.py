@@ -28,7 +28,7 @@ CHUNK = 100  # samples that are computed, and stored, in one go
 
 
 class Patient:
-    """The standard output, which goes nowhere once nobody reads it any more."""
+    """The standard output, which goes nowhere once its reader is gone."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -69,15 +69,17 @@ def count_or_auto(word: str) -> int | str:
         ) from None
 
 
-def model_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
-    """Which model, and what stands before it."""
+def model_options(
+    parser: argparse.ArgumentParser, required: bool = True, perhaps: bool = False
+) -> None:
+    """Which model, and what stands before it; perhaps: MODEL may be left out."""
     group = parser.add_argument_group("model and data")
     kinds = (
         "a built-in name (see `wassail models`), FILE.onnx, FILE.pt2, robustbench:NAME, "
         "timm:NAME, hf:NAME, module:factory"
     )
     if required:
-        group.add_argument("model", help=kinds)
+        group.add_argument("model", nargs="?" if perhaps else None, help=kinds)
     else:
         group.add_argument("--model", help=f"to look at rounded images again: {kinds}")
     group.add_argument(

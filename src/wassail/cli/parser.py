@@ -22,12 +22,18 @@ from wassail.cli.commands import (
     figures_command,
     models_command,
     report_command,
-    seal_command,
     table_command,
-    verify_command,
 )
 from wassail.cli.config import apply_config, config_in, init_command
 from wassail.cli.demo import demo_command
+from wassail.cli.evidence import (
+    evidence_command,
+    evidence_options,
+    recheck_command,
+    recheck_options,
+    seal_any,
+    verify_any,
+)
 from wassail.cli.options import (
     DEMO_GAP,
     DEMO_SAMPLES,
@@ -103,7 +109,7 @@ def _main(argv: Sequence[str] | None) -> int:
                     "`wassail attack` is a part of `wassail evaluate`: write wassail evaluate "
                     "--no-look, or without that option for its checks, too."
                 )
-            file = config_in(words) if words[0] == "evaluate" else None
+            file = config_in(words) if words[0] in ("evaluate", "evidence") else None
             if file is not None:
                 apply_config(_child(parser, words), file, "--trust" in words)
             options = parser.parse_args(words)
@@ -148,7 +154,7 @@ def _go_on(
 
 @contextmanager
 def _ending() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end this process with a sentence, unless somebody else listens."""
+    """Let SIGTERM and SIGHUP end this process with a sentence, unless they are handled."""
     process = os.getpid()
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     kept = {}
@@ -187,6 +193,7 @@ def _parser() -> argparse.ArgumentParser:
     _demo_command(children)
     evaluate = _evaluate_command(children)
     _page_commands(children)
+    evidence = _evidence_commands(children)
     _verify_command(children)
     _export_command(children)
     _certify_command(children)
@@ -200,7 +207,12 @@ def _parser() -> argparse.ArgumentParser:
     init.add_argument(
         "file", nargs="?", default="wassail.toml", metavar="FILE", help="default: %(default)s"
     )
-    init.set_defaults(run=lambda options: init_command(options, evaluate))
+    init.add_argument(
+        "--evidence", action="store_true", help="the file is for `wassail evidence --config`"
+    )
+    init.set_defaults(
+        run=lambda options: init_command(options, evidence if options.evidence else evaluate)
+    )
     complete = children.add_parser("completion", help="print a script that completes commands")
     complete.add_argument("shell", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
     complete.set_defaults(run=lambda options: _complete(parser, options.shell))
@@ -303,6 +315,45 @@ def _evaluate_command(children: argparse._SubParsersAction[Any]) -> argparse.Arg
     return evaluate
 
 
+def _evidence_commands(children: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """`wassail evidence` and `wassail recheck`."""
+    evidence: argparse.ArgumentParser = children.add_parser(
+        "evidence",
+        help="an evaluation as a sealed pack: question, figures, limits, clauses, commands",
+        usage="wassail evidence MODEL --data D --eps EPS [EPS ...] --out PACK [options]",
+    )
+    model_options(evidence)
+    threat_options(evidence, eps=None, threads=None, out="the pack; PACK.zip is beside it")
+    others_options(evidence)
+    run_options(evidence, certify="auto", seconds=None)
+    run = evidence.add_argument_group("the run")
+    run.add_argument(
+        "--no-look",
+        dest="look",
+        action="store_false",
+        help="no checks and indicators of attack failure",
+    )
+    run.add_argument(
+        "--config",
+        metavar="FILE",
+        default=None,
+        help="options from a file of `wassail init --evidence`",
+    )
+    evidence_options(evidence)
+    signoff_options(evidence)
+    evidence.set_defaults(run=evidence_command, smooth=None, add_attack=[], resume=True)
+    recheck = children.add_parser(
+        "recheck", help="does the guarantee of a pack still speak about new data?"
+    )
+    recheck.add_argument(
+        "folder", metavar="PACK", help="the --out of `wassail evidence`, or its zip"
+    )
+    model_options(recheck, perhaps=True)
+    recheck_options(recheck)
+    recheck.set_defaults(run=recheck_command, data=None)
+    return evidence
+
+
 def _page_commands(children: argparse._SubParsersAction[Any]) -> None:
     """The pages of runs: `report`, `compare` and `board`."""
     report = children.add_parser("report", help="one self-contained HTML page of a run")
@@ -346,17 +397,18 @@ def _page_commands(children: argparse._SubParsersAction[Any]) -> None:
 def _verify_command(children: argparse._SubParsersAction[Any]) -> None:
     """`wassail verify`."""
     verify = children.add_parser(
-        "verify", help="compare a run from elsewhere with the model it is about: what is false?"
+        "verify", help="compare a run or a pack with the model it is about: what is false?"
     )
-    verify.add_argument("folder", metavar="RUN", help="the run directory")
-    model_options(verify)
+    verify.add_argument("folder", metavar="RUN", help="the run directory, or a pack or its zip")
+    model_options(verify, perhaps=True)
     verify.add_argument(
         "--radii",
         nargs="?",
         const="1",
-        default="0",
+        default=None,
         metavar="SHARE",
-        help="prove the certified radii again; with a share (0.1) so many, drawn at random",
+        help="prove the certified radii again; with a share (0.1) so many, drawn at random "
+        "(default: none of a run, a tenth of a pack)",
     )
     verify.add_argument(
         "--seed",
@@ -379,7 +431,16 @@ def _verify_command(children: argparse._SubParsersAction[Any]) -> None:
         help="check the seal of the run, too, and say who vouches for it; with a key (a file with "
         "an Ed25519 public key, or its fingerprint) it must be signed with that",
     )
-    verify.set_defaults(run=verify_command, data=None)
+    verify.add_argument(
+        "--record",
+        metavar="FILE",
+        default=None,
+        help="packs: what was verified, as JSON (default: PACK.verified.json)",
+    )
+    verify.add_argument(
+        "--key", metavar="FILE", default=None, help="packs: an Ed25519 key that signs that record"
+    )
+    verify.set_defaults(run=verify_any, data=None)
 
     seal = children.add_parser(
         "seal", help="write a digest of all that a run claims, signed if there is a key"
@@ -391,7 +452,7 @@ def _verify_command(children: argparse._SubParsersAction[Any]) -> None:
         default=None,
         help="an Ed25519 private key, PEM or OpenSSH, without a password: needs cryptography",
     )
-    seal.set_defaults(run=seal_command)
+    seal.set_defaults(run=seal_any)
 
 
 def _export_command(children: argparse._SubParsersAction[Any]) -> None:

@@ -181,7 +181,7 @@ def runner_of(options: argparse.Namespace) -> AbstractContextManager[Runner | No
         if getattr(options, "chunk_timeout", None) is not None:
             raise InputError("--chunk-timeout is for --ray: add that, or leave it away.")
         return nullcontext()
-    from wassail.evaluation.ray.shift import Ray
+    from wassail.evaluation.cluster import Ray
 
     timeout = None if options.chunk_timeout is None else seconds_text(options.chunk_timeout)
     gpus = number(options.gpus_per_worker, "--gpus-per-worker")

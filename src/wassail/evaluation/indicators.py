@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from wassail.attacks.convergence import AT_REST, FAR_FROM_REST, quarter, shrinkage
-from wassail.attacks.hunt import Hunt
+from wassail.attacks.minimal.tracker import Tracker
 from wassail.attacks.nearest import nearest
 from wassail.checks import check_task
 from wassail.errors import InputError, ModelWarning
@@ -295,7 +295,7 @@ def transfer(
     another class.
 
     That sample is a flip already; the way to it is bisected, 12 forwards, along points that are as
-    near as the norm allows (`Hunt.shorten`). x `(N, *shape)`, y `(N,)`. among: the samples to go
+    near as the norm allows (`Tracker.shorten`). x `(N, *shape)`, y `(N,)`. among: the samples to go
     to, `(M, *shape)`, with their logits `(M, K)`, by default the first 1000 of x. points: more
     places to come from, each `(N, *shape)`, for example the points of an attack on another model:
     one forward each. The flips are as good as anyone's and belong into the pool.
@@ -311,15 +311,15 @@ def transfer(
             )
 
     def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
-        hunt = Hunt(network, x, y, norm, domain, None, graph=False)
-        rows = hunt.rows
+        tracker = Tracker(network, x, y, norm, domain, None, graph=False)
+        rows = tracker.rows
         for other in points:
             inside = other.to(x) if domain is None else other.to(x).clamp(*domain)
-            hunt.logits(inside[rows], rows)
+            tracker.logits(inside[rows], rows)
         goal = network.specification
         if among is None:
             there = x[:POOL]
-            z = hunt.clean[:POOL] if goal is None else network.outputs(there, rows[:POOL])
+            z = tracker.clean[:POOL] if goal is None else network.outputs(there, rows[:POOL])
         else:
             there, z = (part.to(x.device) for part in among)
         for some in torch.split(rows, network.batch_size) if len(there) else ():
@@ -328,9 +328,9 @@ def transfer(
             near, known = _nearest_other(x[some], there.to(x.dtype), z, same, norm)
             found = z[near[known]]
             found = found if own is None else own.take(known).logits(found)
-            hunt.offer(there[near[known]].to(x.dtype), some[known], found)
-        hunt.shorten(rows, BISECTIONS)
-        return hunt.points, hunt.clean
+            tracker.offer(there[near[known]].to(x.dtype), some[known], found)
+        tracker.shorten(rows, BISECTIONS)
+        return tracker.points, tracker.clean
 
     found = search(chunk, model, x, y, batch_size, whole=True, description="transfer")
     return Flips.from_search(x, y, found, norm, domain, "transfer", {"method": "transfer"})
@@ -531,8 +531,8 @@ def _beaten(run: Outcome, units: Sequence[Unit], known: Mapping[str, Tensor]) ->
     missed: dict[str, tuple[int, float]] = {}
     for unit in units:
         if unit.attack == "square" or (not unit.every and unit.threat.order != math.inf):
-            # nobody expects it of Square; and who shares a budget need not flip everything within
-            # eps
+            # Square is too weak for this test, and an attack that shares a budget need not flip
+            # everything within eps.
             continue
         for eps in eps_asked if unit.every else [unit.threat.eps]:
             count = int(((known[unit.key] > eps) & (best <= eps)).sum())
@@ -578,7 +578,7 @@ def _transfer(
     units: Sequence[Unit], known: Mapping[str, Tensor], found: Tensor
 ) -> Iterator[Finding]:
     """Steps straight toward another sample are the weakest search there is: they should beat
-    nobody.
+    no attack.
     """
     beaten = torch.zeros_like(found, dtype=torch.bool)
     free = [known[unit.key] for unit in units if unit.every]

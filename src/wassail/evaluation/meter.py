@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from wassail.evaluation.work import Task
+from wassail.evaluation.tasks.task import Task
 
 
 class Meter:
@@ -40,9 +40,8 @@ class Stage:
         self.meter.report(self.meter.before / self.meter.total)
 
     def _tick(self, task: Task, share: float) -> None:
-        self.done[task.start] = max(
-            self.done.get(task.start, 0.0), share * (task.stop - task.start)
-        )
+        start = task.place.start
+        self.done[start] = max(self.done.get(start, 0.0), share * len(task.place))
         self.meter.report(
             (self.meter.before + self.passes * sum(self.done.values())) / self.meter.total
         )

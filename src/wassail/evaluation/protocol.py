@@ -16,7 +16,7 @@ import platform
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from os import PathLike
@@ -65,7 +65,13 @@ from wassail.evaluation.run import Evaluation
 from wassail.evaluation.settings import Settings
 from wassail.evaluation.store.store import Store
 from wassail.evaluation.summary import summary
-from wassail.evaluation.work import Local, Runner, Task, Worker
+from wassail.evaluation.tasks.attack import Attack, Rung, Transfer
+from wassail.evaluation.tasks.clean import Clean
+from wassail.evaluation.tasks.looks import Checks, Convergence
+from wassail.evaluation.tasks.pool import Pool
+from wassail.evaluation.tasks.radii import Certify, Close
+from wassail.evaluation.tasks.task import Place, Task
+from wassail.evaluation.work import Local, Runner, Worker
 from wassail.network import Model, device_of, frozen, versions
 from wassail.progress import Progress, progress_bar
 from wassail.threat import (
@@ -244,7 +250,7 @@ def evaluate(  # noqa: PLR0913
         opened = _store(folder, config, resume, add)
         with opened as store, progress_bar(progress, "evaluation") as report:
             reading = _Driver(store, worker, runner, report, landmarks).run(mode)
-    if out is None:  # the folder lives as long as somebody may ask for images
+    if out is None:  # the folder lives as long as the result, which reads images from it
         weakref.finalize(reading, shutil.rmtree, folder, ignore_errors=True)
     return Evaluation.of(reading.result)
 
@@ -264,7 +270,7 @@ def _store(folder: Path, config: Mapping[str, Any], resume: bool, add: bool) -> 
 
 @contextmanager
 def _folder(out: str | PathLike[str] | None) -> Iterator[Path]:
-    """The run directory; one that nobody asked for is removed if the run fails."""
+    """The run directory; a temporary one is removed if the run fails."""
     folder = Path(tempfile.mkdtemp(prefix="wassail-") if out is None else out)
     try:
         yield folder
@@ -423,21 +429,21 @@ class _Driver:
         self.store.log({"event": "start", **_machine()})
         self._same_model()
         self._same_data()
-        self._stage(1, self._missing("clean", CLEAN))
+        self._stage(1, (Clean(place) for place in self._missing(CLEAN)))
         if look and n and not self.store.has(CHECKS, 0):
-            self._stage(
-                0, [self._task("checks", CHECKS, 0, 0, self._first, {"mode": asdict(mode)})]
-            )
+            self._stage(0, [Checks(self._place(CHECKS, 0, 0, self._first), asdict(mode))])
         for asked in self.settings.units:
             unit = self._settled(asked)
-            missing = list(self._missing("attack", unit.key, {"unit": unit}))
-            if unit.whole and missing:
-                missing = [self._task("attack", unit.key, 0, 0, n, {"unit": unit})]
-            self._stage(unit.entry.passes, missing, whole=unit.whole)
+            places = list(self._missing(unit.key))
+            if unit.whole and places:
+                places = [self._place(unit.key, 0, 0, n)]
+            tasks = [Attack(place, unit) for place in places]
+            self._stage(unit.entry.passes, tasks, whole=unit.whole)
             _log.info("%s: done", unit)
         if look:
             self._stage(0, self._convergence())
-            self._stage(0, self._missing("transfer", TRANSFER, {"among": self._anchors()}))
+            among = self._anchors()
+            self._stage(0, (Transfer(place, among) for place in self._missing(TRANSFER)))
         if self.settings.certify is not None:
             self._certify(f"radii@{self.settings.certify}")
         self._stage(0, self._pools())
@@ -479,54 +485,39 @@ class _Driver:
         """The drawn samples with so many passes, chunk by chunk; every: chunks without one, too."""
         mine = torch.zeros(self.chunks.n, dtype=torch.bool)
         mine[list(drawn)] = True
-        for task in self._missing("rung", key_of(passes)):
-            chosen = mine[task.start : task.stop].clone()
+        for place in self._missing(key_of(passes)):
+            chosen = mine[place.start : place.stop].clone()
             if every or bool(chosen.any()):
-                predicted = self.store.get(CLEAN, task.chunk, ("predicted",))[0]["predicted"]
-                given = {"unit": unit, "chosen": chosen, "predicted": predicted}
-                yield replace(task, given=given)
+                predicted = self.store.get(CLEAN, place.chunk, ("predicted",))[0]["predicted"]
+                yield Rung(place, unit, chosen, predicted)
 
-    def _stage(
-        self, passes: int, tasks: Sequence[Task] | Iterator[Task], whole: bool = False
-    ) -> None:
+    def _stage(self, passes: int, tasks: Iterable[Task], whole: bool = False) -> None:
         """Do tasks of one kind, each of about so many passes a sample, and put what comes back
         on the disk as it comes.
         """
         with self.meter.stage(passes, self.chunks.n) as tick:
             for task, (tensors, fields), seconds in self.runner.run(self.worker, tasks, tick):
+                key, chunk = task.place.key, task.place.chunk
                 if whole:
-                    for chunk, start, stop in self.chunks:
-                        self.store.put(task.key, chunk, take(tensors, start, stop), fields)
+                    for part, start, stop in self.chunks:
+                        self.store.put(key, part, take(tensors, start, stop), fields)
                 else:
-                    self.store.put(task.key, task.chunk, tensors, fields)
-                self.took[task.key, task.chunk] = seconds
-                self.store.log(
-                    {"event": "done", "unit": task.key, "chunk": task.chunk, "seconds": seconds}
-                )
+                    self.store.put(key, chunk, tensors, fields)
+                self.took[key, chunk] = seconds
+                self.store.log({"event": "done", "unit": key, "chunk": chunk, "seconds": seconds})
 
-    def _task(
-        self,
-        kind: str,
-        key: str,
-        chunk: int,
-        start: int,
-        stop: int,
-        given: Mapping[str, Any] | None = None,
-    ) -> Task:
-        mine = (
-            range(-(-start // self.chunks.size), -(-stop // self.chunks.size))
-            if kind != "clean"
-            else ()
-        )
+    def _place(self, key: str, chunk: int, start: int, stop: int) -> Place:
+        """Samples with their hashes, which the clean chunks keep."""
+        mine = range(-(-start // self.chunks.size), -(-stop // self.chunks.size))
         seen = [self.store.get(CLEAN, k, ())[1]["sha256"] for k in mine]
-        return Task(kind, key, chunk, start, stop, tuple(seen), given or {})
+        return Place(key, chunk, start, stop, tuple(seen))
 
-    def _missing(
-        self, kind: str, key: str, given: Mapping[str, Any] | None = None
-    ) -> Iterator[Task]:
+    def _missing(self, key: str) -> Iterator[Place]:
         for chunk, start, stop in self.chunks:
-            if not self.store.has(key, chunk):
-                yield self._task(kind, key, chunk, start, stop, given)
+            if self.store.has(key, chunk):
+                continue
+            first = key == CLEAN  # there are no hashes yet
+            yield Place(key, chunk, start, stop) if first else self._place(key, chunk, start, stop)
 
     @property
     def _first(self) -> int:
@@ -585,18 +576,18 @@ class _Driver:
             return  # the drawn samples have told
         if unit is not None and self.chunks.n and not self.store.has(CONVERGENCE, 0):
             late = Reading(self.store).distances(unit.key)[: self._first]
-            yield self._task("convergence", CONVERGENCE, 0, 0, self._first, {"late": late})
+            yield Convergence(self._place(CONVERGENCE, 0, 0, self._first), late)
 
     def _certify(self, key: str) -> None:
         """Radii chunk by chunk, or of all samples together where a bracket is to be closed."""
-        tasks = self._radii(key)
-        whole = self.settings.gap is not None
-        if whole:
-            missing = list(tasks)
-            given = {"known": self._known(), "limit": self.settings.time_limit}
-            every = self._task("radii", key, 0, 0, self.chunks.n, given)
-            tasks = iter([every] if missing else [])
-        self._stage(CERTIFY_PASSES, tasks, whole=whole)
+        if self.settings.gap is None:
+            self._stage(CERTIFY_PASSES, self._radii(key))
+            return
+        tasks = list[Task]()
+        if any(True for _ in self._missing(key)):
+            every = self._place(key, 0, 0, self.chunks.n)
+            tasks.append(Close(every, self.settings.time_limit, self._known()))
+        self._stage(CERTIFY_PASSES, tasks, whole=True)
 
     def _known(self) -> Tensors | None:
         """The nearest flips of all samples so far, rows and points; None without an attack."""
@@ -621,29 +612,27 @@ class _Driver:
         )
         given: dict[int, float] = {}
         known: Tensor | None = None
-        for task in self._missing("radii", key):
+        for place in self._missing(key):
             if known is None:  # read once, and only if there is anything to do
                 known = torch.stack([reading.distances(source) for source in reading.sources]).amin(
                     0
                 )
-            upper = known[task.start : task.stop].clone()
-            share = (task.stop - task.start) / (self.chunks.n - task.start)
+            upper = known[place.start : place.stop].clone()
+            share = len(place) / (self.chunks.n - place.start)
             used = sum(
                 self.took.get((key, chunk), seconds) for chunk, seconds in given.items()
             )  # or will be, if not done yet
             left = (
                 None if limit is None else min((budget - used) * share, number(limit, "time limit"))
             )
-            given[task.chunk] = left or 0.0
-            yield replace(task, given={"upper": upper, "limit": left})
+            given[place.chunk] = left or 0.0
+            yield Certify(place, left, upper)
 
     def _pools(self) -> Iterator[Task]:
         reading = Reading(self.store)
-        for task in self._missing("pool", reading.pooled):
-            yield replace(
-                task,
-                given={"parts": [self.store.get(key, task.chunk)[0] for key in reading.sources]},
-            )
+        for place in self._missing(reading.pooled):
+            parts = [self.store.get(key, place.chunk)[0] for key in reading.sources]
+            yield Pool(place, parts)
 
     def _same_data(self) -> None:
         """Data of which the configuration knows a part only (a Dataset in Python) are looked at
@@ -652,7 +641,7 @@ class _Driver:
         if "sha256 of some" in self.worker.data.info:
             for chunk, start, stop in self.chunks:
                 if self.store.has(CLEAN, chunk):
-                    self.worker.samples(self._task("attack", CLEAN, chunk, start, stop))
+                    self.worker.samples(self._place(CLEAN, chunk, start, stop))
 
     def _same_model(self) -> None:
         """A model whose weights have no fingerprint, or whose code has changed, shows itself by

@@ -172,11 +172,11 @@ class Outcome:
 
     def curve(self, order: Number) -> RiskCurve:
         """Both sides of the accuracy over `Omega_order(eps)`, for every eps."""
-        return self._curves(parse_order(order))
+        return self._curve(parse_order(order), {})
 
     def others_curve(self, order: Number) -> RiskCurve:
         """The same with labels that change and other people, as the run was asked."""
-        return replace(self.curve(order), **self.others)
+        return self._curve(parse_order(order), self.others)
 
     @cached_property
     def others_threats(self) -> tuple[Threat, ...]:
@@ -234,8 +234,17 @@ class Outcome:
     def _size(self) -> int:
         return math.prod(self.info.get("data", {}).get("shape", [])) or 1
 
-    def _curves(self, order: float) -> RiskCurve:
-        return RiskCurve(self.distances, self._certified, self.mu, order)
+    @cached_property
+    def _curves(self) -> dict[tuple[float, bool], RiskCurve]:
+        """The curves that were asked for: each sorts its samples once."""
+        return {}
+
+    def _curve(self, order: float, others: Mapping[str, Any]) -> RiskCurve:
+        key = (order, bool(others))
+        if key not in self._curves:
+            made = RiskCurve(self.distances, self._certified, self.mu, order, **others)
+            self._curves[key] = made
+        return self._curves[key]
 
     @property
     def headline(self) -> str:

@@ -144,8 +144,8 @@ class Evaluation(Outcome):
             model: the model that the run is about.
             data: whatever `zoo.open_data` takes: the samples are compared with them.
             radii: True proves every certified radius again; 0.1 a tenth of them, drawn at random.
-            seed: of the random choices. By default a new one, which nobody who forged a run could
-                know.
+            seed: of the random choices. By default a new one, which the author of a forged run
+                cannot know.
             batch_size: int, most samples in one call of the model; default 250.
         """
         records = list[dict[str, Any]]()

@@ -11,8 +11,8 @@ import base64
 import hashlib
 import json
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,16 @@ def seal(folder: str | PathLike[str], key: str | PathLike[str] | None = None) ->
         folder: of a finished run, or of a smoothed model.
         key: file with an Ed25519 private key, PEM or OpenSSH, that signs it; default None.
     """
-    claim = claim_of(folder)
+    return save(Path(folder) / SEAL, sealed(claim_of(folder), key))
+
+
+def sealed(claim: Mapping[str, Any], key: str | PathLike[str] | None = None) -> str:
+    """The text of a seal: a claim, its digest, and perhaps a signature.
+
+    Args:
+        claim: plain values.
+        key: file with an Ed25519 private key that signs it; default None.
+    """
     text = dumps(claim).encode()
     signature = None if key is None else _signed(text, key)
     content = {
@@ -78,7 +87,7 @@ def seal(folder: str | PathLike[str], key: str | PathLike[str] | None = None) ->
         "digest": hashlib.sha256(text).hexdigest(),
         "signature": signature,
     }
-    return save(Path(folder) / SEAL, json.dumps(content, indent=1, sort_keys=True) + "\n")
+    return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
 
 def claim_of(folder: str | PathLike[str]) -> dict[str, Any]:
@@ -108,6 +117,16 @@ def claim_of(folder: str | PathLike[str]) -> dict[str, Any]:
 
 
 def _claim(kind: str, place: Path, names: list[str], facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {"format": FORMAT, "kind": kind, "files": digests(place, names), **facts}
+
+
+def digests(place: Path, names: Iterable[str]) -> dict[str, Any]:
+    """Size and SHA-256 of files below a folder, by name; no link is followed.
+
+    Args:
+        place: the folder.
+        names: of the files, relative to it.
+    """
     files = {}
     for name in names:
         check_links(place / name, place)
@@ -115,7 +134,7 @@ def _claim(kind: str, place: Path, names: list[str], facts: Mapping[str, Any]) -
             files[name] = checksum(place / name)
         except (OSError, ValueError) as error:
             raise InputError(f"{name!r} in {str(place)!r} cannot be read: {error}.") from None
-    return {"format": FORMAT, "kind": kind, "files": files, **facts}
+    return files
 
 
 def check_seal(folder: str | PathLike[str], signer: str | None = None) -> Seal:
@@ -125,6 +144,18 @@ def check_seal(folder: str | PathLike[str], signer: str | None = None) -> Seal:
         folder: of a run.
         signer: the key that must have signed it: a file with a public key, PEM or OpenSSH, or its
             fingerprint `SHA256:...`; default None, any or none.
+    """
+    claim, known = read_seal(folder, signer)
+    return replace(known, problems=(*known.problems, *differences(claim, claim_of(folder))))
+
+
+def read_seal(folder: str | PathLike[str], signer: str | None = None) -> tuple[Any, Seal]:
+    """The claim of the seal in a folder, and what its digest and its signature say; whether the
+    claim is that of the folder is not looked at.
+
+    Args:
+        folder: with a `seal.json`.
+        signer: as in `check_seal`.
     """
     file = Path(folder) / SEAL
     check_links(file, folder)
@@ -143,20 +174,24 @@ def check_seal(folder: str | PathLike[str], signer: str | None = None) -> Seal:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{str(file)!r} is no seal: `wassail seal` makes one.") from None
     problems = [] if stated == digest else ["its digest is not that of its claim."]
-    problems += _differences(claim, claim_of(folder))
     found = None
     if signature is not None:
         found = _signer(text, signature)
         if found is None:
             problems.append("its signature is not valid.")
     if signer is not None and found != fingerprint_of(signer):
-        by = "nobody" if found is None else found
+        by = "no valid key" if found is None else found
         problems.append(f"it is signed by {by}, and not by the key that was asked for.")
-    return Seal(digest, found, tuple(problems))
+    return claim, Seal(digest, found, tuple(problems))
 
 
-def _differences(stated: Any, found: Mapping[str, Any]) -> list[str]:
-    """Where the claim of a seal is not that of the folder."""
+def differences(stated: Any, found: Mapping[str, Any]) -> list[str]:
+    """Where the claim of a seal is not that of the folder.
+
+    Args:
+        stated: the claim in the seal, of any origin.
+        found: the claim that the folder makes.
+    """
     if stated == found:
         return []
     listed = stated.get("files") if isinstance(stated, Mapping) else None

@@ -31,7 +31,9 @@ from wassail.evaluation.result import Outcome
 from wassail.evaluation.settings import Settings
 from wassail.evaluation.store.store import Store
 from wassail.evaluation.summary import summary
-from wassail.evaluation.work import Task, Worker
+from wassail.evaluation.tasks.attack import Attack
+from wassail.evaluation.tasks.task import Place
+from wassail.evaluation.work import Worker
 from wassail.geometry import distances as distances_between
 from wassail.losses import strongest_rival
 from wassail.network import BATCH_SIZE, Model, frozen
@@ -526,7 +528,7 @@ class _Folder:
         numbers = Targets(numbers=self.run.criterion is not None)
         given = open_data((unpack(kept["x"]), stored_labels(kept)), targets=numbers)
         worker = Worker(self.model, given, self._settings(), self.run.mu[start:stop])
-        tensors, _ = worker.run(Task("attack", unit.key, 0, 0, stop - start, (), {"unit": unit}))
+        tensors, _ = worker.run(Attack(Place(unit.key, 0, 0, stop - start), unit))
         stated = self.reading.distances(unit.key)[start:stop]
         now = tensors["distances"]
         more = int((torch.isinf(stated) & torch.isfinite(now)).sum())

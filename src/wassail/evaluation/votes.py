@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wassail.evaluation.ray.actor import Handed
 from wassail.evaluation.settings import Settings
-from wassail.evaluation.work import Runner, Task, Worker
+from wassail.evaluation.tasks.looks import Votes
+from wassail.evaluation.tasks.task import Place
+from wassail.evaluation.work import Handed, Runner, Worker
 from wassail.network import Model
 from wassail.smoothing.draws import Counter, Draws
 from wassail.threat import Threat
@@ -65,13 +66,13 @@ def _in_order(
 ) -> Iterator[Tensor]:
     """The hits of the parts, in the order of the parts; a runner has any order."""
     tasks = (
-        Task("votes", "votes", k, start, stop, given={"draws": draws.part(start, stop)})
+        Votes(Place("votes", k, start, stop), draws.part(start, stop))
         for k, (start, stop) in enumerate(parts)
     )
     ready: dict[int, Tensor] = {}
     following = 0
     for task, (tensors, _), _ in runner.run(worker, tasks, _quiet):
-        ready[task.chunk] = tensors["hits"]
+        ready[task.place.chunk] = tensors["hits"]
         while following in ready:
             yield ready.pop(following)
             following += 1

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wassail.certificates.bounds.norms import steepest_slope
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Graph, Node, Smooth
 from wassail.certificates.graph.maps import Pick, Sum
@@ -29,10 +28,10 @@ from wassail.certificates.lipschitz.steepest import (
     jacobians,
     room_of,
 )
-from wassail.certificates.lipschitz.walk import (
+from wassail.certificates.lipschitz.transformer_constants import (
     ROOM,
     UP,
-    Walk,
+    TransformerConstants,
     everywhere,
     log,
     log_product,
@@ -189,7 +188,7 @@ class Corollary(Record):
 
 
 @dataclass(frozen=True, eq=False)
-class PaperWalk(Walk):
+class PaperWalk(TransformerConstants):
     """The paper's constants on R^n: norms of the layers one by one, LayerNorm `max|g| / sqrt(eps)`,
     attention by Castin et al.
 
@@ -221,7 +220,7 @@ class PaperWalk(Walk):
         if isinstance(node.curve, Normalise):
             return -0.5 * math.log(node.curve.eps) if node.curve.eps > 0 else math.inf
         if isinstance(node.op, Smooth):
-            return math.inf if node.op.seen else log(steepest_slope(node.op))
+            return math.inf if node.op.seen else log(node.op.steepest)
         return super().slope(i)
 
     def attention_bound(self, attention: Attention) -> float:
@@ -276,9 +275,12 @@ def corollary(
     graph = as_graph(model, domain, shape)
     r = parse_norm(norm)
     region, whole = (Region.make(where, graph.inputs, graph.device) for where in (domain, None))
-    walks: list[Walk] = [PaperWalk.make(graph, whole), Walk.make(graph, whole)]
+    walks: list[TransformerConstants] = [
+        PaperWalk.make(graph, whole),
+        TransformerConstants.make(graph, whole),
+    ]
     if region.low.isfinite().any() or region.high.isfinite().any() or region.bounded:
-        walks.append(Walk.make(graph, region))
+        walks.append(TransformerConstants.make(graph, region))
     style, parts = _modules(graph)
     logs = [
         [walk.stretch(*(part.paper if k == 0 else part.ours)) for part in parts]
@@ -339,8 +341,6 @@ def _lambda(parts: Sequence[_Module], logs: Sequence[float]) -> float:
 def _modules(graph: Graph) -> tuple[str, list[_Module]]:
     """The style of the network, and its modules in order: residual blocks, what is before,
     between and after them.
-
-    Long because one walk over the residual blocks finds the modules, their blocks and the style.
     """
     found: list[_Module] = []
     styles: set[str] = set()

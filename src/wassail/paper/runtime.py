@@ -149,7 +149,7 @@ def runtime(case: Case, attacks: Sequence[str] = RACE) -> Runtime:
         {name: [] for name in chosen},
         {name: [] for name in chosen},
     )
-    case.run("wda++", 1.0, n=1)  # what torch sets up at its first call is nobody's time
+    case.run("wda++", 1.0, n=1)  # the set-up of torch at its first call is not timed
     for name in chosen:
         for size in sizes:
             start = time.perf_counter()

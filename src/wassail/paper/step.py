@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wassail.certificates.exact.nearest_flip import nearest_flip
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
 from wassail.certificates.graph.maps import Matrix
-from wassail.certificates.search.nearest_flip import nearest_flip
 from wassail.geometry import maximiser, vector_norm
 from wassail.losses import ce_ascent, predict
 from wassail.paper.inclusion import REGIONS

@@ -131,12 +131,12 @@ def plot(
         class_="live",
         hidden=True,
     )
-    still = tag(
+    static = tag(
         "div",
-        [_still(runs, order, end, unit, overlay) for order, end in ends.items()],
+        [still(runs, order, end, unit, overlay) for order, end in ends.items()],
         class_="static",
     )
-    figure = tag("figure", live, still, legend, class_="plot", data_plot=f"{identifier}-data")
+    figure = tag("figure", live, static, legend, class_="plot", data_plot=f"{identifier}-data")
     return Html(figure + data_block(f"{identifier}-data", block))
 
 
@@ -232,10 +232,18 @@ def _floats(values: Tensor) -> str:
     return base64.b64encode(values.numpy().astype("<f8").tobytes()).decode()
 
 
-def _still(
+def still(
     runs: Sequence[Evaluation], order: float, end: float, unit: int | None, overlay: bool
 ) -> Html:
-    """The same picture without the script: one panel for an order."""
+    """The same picture without the script: one panel for an order.
+
+    Args:
+        runs: of one norm and domain.
+        order: Wasserstein order.
+        end: of the axis of eps.
+        unit: 255 where budgets are read in steps of 8 bits, else None.
+        overlay: every run has its own colour for both sides.
+    """
     width = 360
     height = 250
     left = 40

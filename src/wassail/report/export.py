@@ -393,8 +393,8 @@ def to_png(run: Evaluation, folder: FilePath, model: Model | None = None) -> Exp
 
     With a model every image is looked at again as it will be read, and a flip that 8 bits do not
     keep, whether rounded to the nearest value or away from its sample, is not written but listed as
-    lost. Without one nobody knows, and the index says so. File names begin with the number of the
-    sample; of its id only what is harmless is kept.
+    lost. Without one this is unknown, and the index says so. File names begin with the number of
+    the sample; of its id only what is harmless is kept.
     """
     shape = _shape(run)
     place = Path(folder)
@@ -475,8 +475,8 @@ def _images(
 
 
 def _read_back(images: NDArray[np.uint8], x: Tensor, low: float, high: float) -> Tensor:
-    """8-bit images `(b, H, W)` or `(b, H, W, 3)` as samples like x: what somebody gets who
-    reads the files.
+    """8-bit images `(b, H, W)` or `(b, H, W, 3)` as samples like x: what is read from the
+    files.
     """
     seen = (low + (high - low) * (torch.from_numpy(images).to(x.dtype) / 255)).clamp(low, high)
     return (seen.movedim(-1, 1) if seen.ndim == 4 else seen).reshape(x.shape)
@@ -515,7 +515,7 @@ def _count(run: Evaluation) -> int:
 
 
 def _dataset(name: str) -> str | None:
-    """RobustBench's name of a data set that somebody calls `CIFAR-10`, `cifar10_test.npz` and
+    """RobustBench's name of a data set with a name like `CIFAR-10`, `cifar10_test.npz` and
     so on.
     """
     plain = re.sub(r"[^a-z0-9]", "", name.lower())

@@ -80,8 +80,9 @@ def write_report(
     """Write the page of a run to `path`, which is returned.
 
     fragile: how many of the samples with the nearest flips are shown as images; verified: what
-    `Evaluation.verify` found, which the page then says; without it the page says that nobody
-    looked. The page holds no date and no path of its own: the same run gives the same bytes.
+    `Evaluation.verify` found, which the page then says; without it the page says that the
+    run was not verified. The page holds no date and no path of its own: the same run gives the same
+    bytes.
     """
     if fragile < 0:
         raise InputError(f"fragile is {fragile}: give the number of samples to show, 0 or more.")

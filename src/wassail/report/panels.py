@@ -48,7 +48,7 @@ QUARTERS = 4  # parts of the targets of a regression
 
 
 def unverified(verified: Verification | None) -> Html:
-    """Whether somebody who reads the run has looked at it with the model in hand."""
+    """Whether the run was verified with the model in hand."""
     if verified is None:
         text = (
             "Not verified by its reader: these are the figures that the run states. Anyone can "

@@ -36,7 +36,7 @@ class Standing:
     text: str
 
 
-UNKNOWN = Standing(CLAIM, "Stated by the run: nobody who made this board has looked.")
+UNKNOWN = Standing(CLAIM, "Stated by the run, and not verified by the makers of this board.")
 
 
 def standing(run: Evaluation, signers: Sequence[str] = (), verify: bool = False) -> Standing:

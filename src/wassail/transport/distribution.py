@@ -195,10 +195,10 @@ class Distribution(Record):
         price = transport_cost(self.mass, weights, self.prices, self.threat.order)
         return price / self.threat.eps
 
-    @property
+    @cached_property
     def flips(self) -> Flips:
-        """The misclassified points of this distribution, for `Flips.merge` and every other
-        order and eps.
+        """The misclassified points of this distribution, for `Flips.merge` and every other order
+        and eps; those that it was allocated from, if it was and is not read from a file.
         """
         found = Search(
             self.points,
@@ -208,15 +208,15 @@ class Distribution(Record):
             self.backwards,
             self.checks,
         )
-        return Flips.measured(
+        return Flips.from_search(
             self.x,
             self.task,
             found,
-            self.distances,
             self.threat.norm,
             self.threat.domain,
             self.method,
             dict(self.info),
+            self.distances,
         )
 
     def atoms(self) -> tuple[Tensor, Tensor]:
@@ -238,9 +238,8 @@ class Distribution(Record):
         x, task = check_task(self.x, self.task, self.threat.domain)
         y = labels_of(task, x.device)
         found = search(replay(self.points), model, x, task, batch_size, tolerance=0.0)
-        predicted = torch.where(
-            self.predicted == y, y, found.predicted
-        )  # a point wrong by less than claimed is no lie
+        # A point that is claimed to be right may be wrong by less than the tolerance.
+        predicted = torch.where(self.predicted == y, y, found.predicted)
         length = distances_between(self.points, x, self.threat.norm)
         wrong = {
             "samples predicted differently": int((found.clean != self.clean_predicted).sum()),
@@ -432,7 +431,7 @@ def allocate(
         predicted = torch.where(relabel, flips.y, predicted)
         points = torch.where(column(relabel.to(points.device), points), flips.x, points)
         distances = torch.where(relabel.to(distances.device), 0.0, distances)
-    return Distribution(
+    answer = Distribution(
         flips.x,
         flips.y,
         points,
@@ -452,3 +451,5 @@ def allocate(
         density if threat.subpopulation < 1 or threat.groups is not None else None,
         flips.specification,
     )
+    answer.__dict__["flips"] = flips  # what `flips` would look for in the points
+    return answer

@@ -102,6 +102,7 @@ class Flips(Record):
         domain: Domain,
         method: str,
         info: Mapping[str, Any],
+        length: Tensor | None = None,
     ) -> Flips:
         """Flips from verified points: a point counts if it is misclassified and inside the box.
 
@@ -113,34 +114,10 @@ class Flips(Record):
             domain: box `(low, high)`, or None.
             method: name of the method.
             info: options and seed, kept with the result.
+            length: distance of each point from its sample, float64 `(N,)`; default None, computed.
         """
-        length = distances_between(found.points, x, norm)
-        return cls.measured(x, y, found, length, norm, domain, method, info)
-
-    @classmethod
-    def measured(
-        cls,
-        x: Tensor,
-        y: Labels,
-        found: Search,
-        length: Tensor,
-        norm: float,
-        domain: Domain,
-        method: str,
-        info: Mapping[str, Any],
-    ) -> Flips:
-        """`from_search` where the distances of the points are known.
-
-        Args:
-            x: samples, float tensor `(N, *shape)`, inside the domain.
-            y: true labels, integer tensor `(N,)`, or a `Specification`.
-            found: what the search returned.
-            length: distance of each point from its sample, float64 `(N,)`.
-            norm: ground norm of the distances.
-            domain: box `(low, high)`, or None.
-            method: name of the method.
-            info: options and seed, kept with the result.
-        """
+        if length is None:
+            length = distances_between(found.points, x, norm)
         goal, y = specification_of(y), labels_of(y, x.device)
         domain = fitted(domain, x)
         wrong = (found.clean != y).cpu()

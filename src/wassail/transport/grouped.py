@@ -238,7 +238,7 @@ class GroupedSide:
             cost, error = self._vertices(self._costs(scale))
             eps = scale * cost ** (1 / self.order)
         if self.certified:
-            eps = np.where(eps > 0, eps * (1 - self.slack), 0.0) if self.order < math.inf else eps
+            # A relative error of the cost moves the error by no more: it is concave and at most 1.
             error = error + self.slack
         last = np.append(eps[1:] > eps[:-1], True)  # of equal eps the lowest accuracy holds
         accuracy = np.clip(1 - error, 0.0, 1.0)[last]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -109,6 +110,11 @@ class Side:
         eps = eps * self.stretch * (1 + self.ulp)
         return floor_of(1 - Fraction(self._most(eps)) / Fraction(self.least) / Fraction(self.share))
 
+    @cached_property
+    def everything(self) -> float:
+        """The mass of all samples with a finite distance, rounded up."""
+        return _sum_up(self.mu.tolist())
+
     def _most(self, eps: float) -> float:
         """An upper bound on the mass that can leave its radius.
 
@@ -123,9 +129,8 @@ class Side:
         if self.order == math.inf or eps == 0:
             return _sum_up(self.mu[: int(torch.searchsorted(self.d, eps, right=eps == 0))].tolist())
         k = int(torch.searchsorted(self.paid, eps, right=True))
-        everything = _sum_up(self.mu.tolist())
         if k == len(self.d):
-            return everything
+            return self.everything
         unit = float(self.d[k])
         part = float((eps / unit) ** self.order) + float(
             (self.mu[:k] * (1 - (self.d[:k] / unit) ** self.order)).sum()
@@ -133,7 +138,7 @@ class Side:
         slack = self.slack + 2 * self.order * UNIT  # a rounded quotient, to the power p
         # The budget pays for the first k samples, so `(eps/u)^p` is at least what they cost and
         # part at least their mass, to rounding: the first slack would be enough.
-        return min(part * (1 + slack) + slack * float(self.mass[k]) + 2.0**-1000, everything)
+        return min(part * (1 + slack) + slack * float(self.mass[k]) + 2.0**-1000, self.everything)
 
     def breakpoints(self) -> tuple[Tensor, Tensor]:
         """The eps at which the curve bends, and the accuracy there: see `RiskCurve`."""

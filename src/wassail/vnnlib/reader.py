@@ -8,9 +8,9 @@ import zlib
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import assert_never
 
 import torch
-from typing_extensions import assert_never
 
 from wassail.errors import InputError
 from wassail.vnnlib.clauses import Clause, Part, UnsafeSet

@@ -112,9 +112,8 @@ class Query:
 
 
 class _Reading:
-    """Takes what the parser recognises, from left to right, and makes a `Query` of it.
-
-    Long because every rule of the grammar has a method.
+    """Takes what the parser recognises, from left to right, and makes a `Query` of it: a method for
+    each rule of the grammar.
     """
 
     def __init__(self) -> None:

@@ -42,7 +42,7 @@ class OnnxNode:
     integer: bool = False  # arithmetic on shapes
     axes: tuple[int, ...] = ()  # along which it works, counted from the front
     shift: int = 0  # 1 where it is applied to (n, *s), 0 where to the rows as they are
-    finished: tuple[str, ...] = ()  # values that nobody needs afterwards
+    finished: tuple[str, ...] = ()  # values that are not needed afterwards
 
     @property
     def arguments(self) -> list[str]:

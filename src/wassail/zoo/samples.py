@@ -228,10 +228,7 @@ def layout(
     Only 8-bit arrays are rearranged: they are images for certain, and their values say how they are
     scaled.
     """
-    if dtype in (
-        torch.float32,
-        torch.float64,
-    ):  # double precision is somebody's choice, and that of the model
+    if dtype in (torch.float32, torch.float64):  # data in double precision were meant to be so
         return (lambda x: x), []
     if dtype in (torch.float16, torch.bfloat16):
         return (lambda x: x.float()), [f"{str(dtype).removeprefix('torch.')} to float32"]

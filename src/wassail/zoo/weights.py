@@ -158,18 +158,7 @@ def plain_tensors(state: Mapping[Any, Any]) -> None:
 def sha256(path: str | Path) -> str:
     """The SHA-256 of a file, in hexadecimal, read in pieces."""
     with open(path, "rb") as file:
-        return (
-            hashlib.file_digest(file, "sha256").hexdigest()
-            if hasattr(hashlib, "file_digest")
-            else _digest(file)
-        )
-
-
-def _digest(file: Any) -> str:
-    found = hashlib.sha256()  # Python 3.10 has no file_digest
-    while piece := file.read(1 << 20):
-        found.update(piece)
-    return found.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_state(path: str | Path) -> dict[str, Tensor]:

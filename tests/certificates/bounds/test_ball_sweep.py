@@ -3,22 +3,21 @@ optimum is known.
 """
 
 import math
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from support.balls import ball_margins
 from support.rescaled import PIECEWISE, case, inside, random_graph, rescaled
 from support.rounding import MODES, rounded
 from wassail.certificates.bounds.ball_layer import BallLayer
-from wassail.certificates.bounds.ball_margins import ball_margins
 from wassail.certificates.bounds.ball_sweep import BallSweep
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.lines import Lines
-from wassail.certificates.bounds.reach import Reach, longest_column
+from wassail.certificates.bounds.reach import Reach
 from wassail.certificates.bounds.rows import Length
 from wassail.certificates.bounds.spheres import Spheres
 from wassail.certificates.graph.graph import Affine, Graph
@@ -35,7 +34,7 @@ def both(graph: Graph, balls: Balls, rows: bool = True) -> tuple[Sweep, BallSwee
     begun = reach.ranges if rows else {}
     moved: dict[int, Length] = {}
     crown = Sweep(graph, balls, 0, begun, moved).run()
-    found = BallSweep(graph, balls, {**begun, **crown.proved()}, reach, moved)
+    found = BallSweep(graph, balls, {**begun, **crown.proved()}, moved)
     found.run()
     return crown, found
 
@@ -112,7 +111,7 @@ def test_margins_gain_by_inner_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = ball_margins(*where, depth=0)
     monkeypatch.setattr(
         "wassail.certificates.bounds.ball_margins.BallSweep",
-        lambda graph, balls, known, reach, moved: _Plain(graph, balls, 0, known),
+        lambda graph, balls, known, moved: _Plain(graph, balls, 0, known),
     )
     wide = ball_margins(*where, depth=0)
     assert (narrow >= wide - 1e-9).all()
@@ -138,7 +137,7 @@ def test_the_longest_column_of_a_convolution(mode: str) -> None:
         true = max(sum(Fraction(v) ** 2 for v in column) for column in columns)
         with rounded(mode):
             found = torch.tensor(0.3, dtype=torch.float64)
-            found = found * longest_column(op.map, graph.nodes[1].shape)
+            found = found * op.map.longest_column(graph.nodes[1].shape)
         square = Fraction(float(found)) ** 2 / Fraction(0.3) ** 2
         assert true <= square <= true * (1 + Fraction(1, 10**12))
 
@@ -196,7 +195,7 @@ def test_both_starts_are_tried() -> None:
     balls = Balls.make(torch.zeros(1, n, dtype=torch.float64), radius, 2.0, None)
     reach = Reach.make(graph, balls)
     sweep = Sweep(graph, balls, 0, reach.ranges).run()
-    spheres = Spheres(sweep, replace(reach))
+    spheres = Spheres(sweep)
     rows = torch.eye(2, dtype=torch.float64)
     owner = torch.zeros(2, dtype=torch.int64)
     goal = torch.zeros(2, dtype=torch.float64)

@@ -5,7 +5,6 @@ kinds, and the search over inputs.
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -21,9 +20,9 @@ from support.networks import Net, seeded
 from support.transformers import CURVED
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.jacobian import adjoint, entries, entry_norms, secants
-from wassail.certificates.bounds.norms import product, steepest_slope
+from wassail.certificates.bounds.norms import product
 from wassail.certificates.bounds.ranges import Rays, far_ranges, one_region, ranges, smooth_bounds
-from wassail.certificates.bounds.tangents import centred, middle
+from wassail.certificates.bounds.tangents import centred
 from wassail.certificates.graph.activations import ACTIVATIONS
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix, Sum
@@ -36,7 +35,7 @@ from wassail.certificates.lipschitz import ladder
 from wassail.certificates.lipschitz.ladder import lipschitz, modules, propagated
 from wassail.certificates.lipschitz.semidefinite import semidefinite
 from wassail.certificates.lipschitz.steepest import ascend, jacobian_norms, jacobians, margin_rows
-from wassail.certificates.search.pieces import Search
+from wassail.certificates.search.input_boxes import InputSearch
 from wassail.zoo.onnx import load_onnx
 
 inf = math.inf
@@ -168,11 +167,11 @@ def test_steepest_slopes_are_the_true_ones_rounded_up(name: str) -> None:
         .abs()
         .max()
     )
-    assert float(truth) <= steepest_slope(Smooth(name)) <= STEEPEST[name] + 1e-12
-    assert math.ceil(steepest_slope(Smooth(name)) * 1e6 - 1e-6) == round(STEEPEST[name] * 1e6)
+    assert float(truth) <= Smooth(name).steepest <= STEEPEST[name] + 1e-12
+    assert math.ceil(Smooth(name).steepest * 1e6 - 1e-6) == round(STEEPEST[name] * 1e6)
     graph = one(name)
     for r in NORMS:
-        assert product(graph, r, inf) == pytest.approx(steepest_slope(Smooth(name)), rel=1e-9)
+        assert product(graph, r, inf) == pytest.approx(Smooth(name).steepest, rel=1e-9)
     assert product(graph, 2.0, inf, {1: 0.125}) == pytest.approx(0.125, rel=1e-9)
 
 
@@ -186,7 +185,7 @@ def test_one_activation_on_the_line(name: str) -> None:
         truth = float(f.derivative(x).abs().max())
         assert (
             bound.gap <= 1e-6
-            and bound.lower <= steepest_slope(Smooth(name))
+            and bound.lower <= Smooth(name).steepest
             and bound.upper == pytest.approx(truth, rel=1e-5)
         )
     assert lipschitz(graph, 2, Ball(torch.zeros(1), 0.0)).upper == pytest.approx(
@@ -324,8 +323,8 @@ def test_the_derivative_of_a_node_is_its_middle_map_and_a_remainder(
             [draw(1, *shape) for shape in shapes],
             [radius * draw(1, *shape).abs() for shape in shapes],
         )
-        spans = dict(enumerate((c - w, c + w) for c, w in zip(centres, reach)))
-        by = middle(Graph((node,)), replace(node, inputs=tuple(range(len(shapes)))), spans)
+        spans = [(c - w, c + w) for c, w in zip(centres, reach)]
+        by = node.tangent(spans, 0.0)
         head, error = draw(1, 1, *node.shape), 0.1 * radius * draw(1, 1, *node.shape).abs()
         # Adjoint and size of the middle map.
         t = [draw(1, 1, *shape) for shape in shapes]
@@ -535,7 +534,7 @@ def test_the_pieces_of_a_search_cover_the_region(kind: str) -> None:
     graph = mlp([2, 4, 2], 3, ["gelu"])
     region = Region.make(where(kind, 2), 2)
     # It sees no value, so no piece is ever settled.
-    run = Search(graph, region, 2.0, inf, lambda x: torch.zeros(len(x)).double(), lambda x: x)
+    run = InputSearch(graph, region, 2.0, inf, lambda x: torch.zeros(len(x)).double(), lambda x: x)
     x = crowd(region, 400)
     norms = jacobian_norms(jacobians(graph, x), 2, inf)
     before = inf
@@ -569,14 +568,14 @@ def test_a_search_stops_when_told_and_keeps_its_bracket(monkeypatch: pytest.Monk
     assert 40 <= few.info["nodes"] <= 40 + 2 * 256 and few.gap > 1e-4
     steps = []
 
-    def interrupted(self: Search) -> None:
+    def interrupted(self: InputSearch) -> None:
         if len(steps) == 12:
             raise KeyboardInterrupt
         steps.append(self.upper)
         original(self)
 
-    original = Search.step
-    monkeypatch.setattr(Search, "step", interrupted)
+    original = InputSearch.step
+    monkeypatch.setattr(InputSearch, "step", interrupted)
     bound = lipschitz(graph, 2, (-1, 1), method="exact")
     assert (
         bound.info["interrupted"] is True

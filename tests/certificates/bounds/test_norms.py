@@ -20,7 +20,6 @@ from wassail.certificates.graph.matrix_norms import (
 from wassail.certificates.graph.operators import convolution
 from wassail.certificates.graph.operators.conv_transpose import Transposed
 from wassail.certificates.graph.operators.convolution import Conv
-from wassail.certificates.graph.operators.convolution3d import Conv3d
 from wassail.certificates.graph.operators.pooling import Average
 from wassail.geometry import operator_norm
 
@@ -227,9 +226,9 @@ MAPS: dict[str, tuple[Linear, tuple[int, ...]]] = {
         Transposed(Conv(draw(3, 2, 2, 2), (2, 4, 4), (1, 1), (0, 0), (2, 2), 1)),
         (3, 2, 2),
     ),
-    "volume": (Conv3d(draw(4, 1, 2, 2, 2), (2, 3, 2, 3), (1, 2, 1), (1, 0, 0), (1, 1, 2), 2), ()),
+    "volume": (Conv(draw(4, 1, 2, 2, 2), (2, 3, 2, 3), (1, 2, 1), (1, 0, 0), (1, 1, 2), 2), ()),
     "transposed volume": (
-        Transposed(Conv3d(draw(2, 2, 1, 2, 2), (2, 2, 3, 3), (1, 1, 2), (0, 1, 0), (1, 1, 1), 1)),
+        Transposed(Conv(draw(2, 2, 1, 2, 2), (2, 2, 3, 3), (1, 1, 2), (0, 1, 0), (1, 1, 1), 1)),
         (2, 2, 4, 1),
     ),
 }

@@ -21,8 +21,8 @@ from wassail.certificates.bounds.quadratic import (
     has_quadratics,
     proved_samples,
 )
+from wassail.certificates.exact.nearest_flip import nearest_flip
 from wassail.certificates.graph.reader import read
-from wassail.certificates.search.nearest_flip import nearest_flip
 
 BOX = (0.0, 1.0)
 INF = math.inf

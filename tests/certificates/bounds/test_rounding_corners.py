@@ -18,7 +18,7 @@ from wassail.certificates.bounds import corners
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.corners import Corners, CornerSectors, Found, Turn, above, turns_of
 from wassail.certificates.bounds.crown import Sweep
-from wassail.certificates.bounds.lines import Precision, Shape
+from wassail.certificates.bounds.lines import Precision, Shape, Values
 from wassail.certificates.bounds.rows import row_dot
 from wassail.certificates.bounds.sectors import Pulled
 from wassail.certificates.graph.graph import Graph, Node, Relu
@@ -34,7 +34,7 @@ def given(n: int, radius: float = 1 / 3, **more: Any) -> CornerSectors:
     x = torch.zeros(1, n, dtype=DOUBLE)
     balls = Balls.make(x, torch.full((1,), radius, dtype=DOUBLE), 1.0, None)
     found.graph = Graph((Node((), (n,), "the input"),))
-    found.sweep = SimpleNamespace(inputs=balls, balls=balls)  # type: ignore[assignment]
+    found.balls = found.inputs = balls
     found.turns = {}
     found.other = None
     found.counts = []
@@ -196,8 +196,8 @@ def test_spans_and_zones_of_a_layer(mode: str, monkeypatch: pytest.MonkeyPatch) 
     values = (-c[0] - fixed).abs()[:, None] * (1 + 1e-9 * normal(rows, 2, seed=18))
     top = uniform(rows, seed=19) / 3
     found = given(1, turns={2: None})
-    found.sweep.centre = {1: c}
     found.graph = Graph((Node((), (1,), "the input"), Node((0,), (rows,), "")))
+    found.values = Values(found.graph, {1: c}, {})
     monkeypatch.setattr(CornerSectors, "pull_units", lambda *rest: None)
     monkeypatch.setattr(CornerSectors, "_values", lambda *rest: (values, fixed, None))
     monkeypatch.setattr(CornerSectors, "_filled", lambda *rest: top)

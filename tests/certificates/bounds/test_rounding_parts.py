@@ -20,6 +20,7 @@ from torch import Tensor
 from support.exact import normal, perceptron, scattered, uniform, values
 from support.rounding import MODES, long, rounded
 from wassail.certificates.bounds import chunks
+from wassail.certificates.bounds.backward import unit_rows
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.bounds.lines import (
@@ -28,19 +29,19 @@ from wassail.certificates.bounds.lines import (
     Shape,
     Slopes,
     Spread,
-    ends_of,
     rounding_of,
 )
 from wassail.certificates.bounds.rows import Span
 from wassail.certificates.bounds.sectors import Bounded
+from wassail.certificates.exact.flip_problem import Relaxed
+from wassail.certificates.exact.nearest_flip import nearest_flip
 from wassail.certificates.graph.activations import ACTIVATIONS, Activation, _Gated, rounded_up
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix
+from wassail.certificates.graph.planes import end_points
 from wassail.certificates.search.cuts import Cuts
 from wassail.certificates.search.intervals import Forms, Intervals
-from wassail.certificates.search.nearest_flip import nearest_flip
 from wassail.certificates.search.neurons import Rows
-from wassail.certificates.search.relaxed import Relaxed
 from wassail.certificates.search.tree import Tree
 from wassail.rounding import TINY
 
@@ -69,7 +70,7 @@ def spans(count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 def test_the_ends_of_a_span(mode: str) -> None:
     c, low, high = spans(200, 1)
     with rounded(mode):
-        bottom, top = ends_of(c, low, high)
+        bottom, top = end_points(c, low, high)
     assert (long(bottom) <= long(c) + long(low)).all() and (long(top) >= long(c) + long(high)).all()
 
 
@@ -857,5 +858,5 @@ def test_sweeps_hand_on_the_errors_of_nodes() -> None:
     assert (sweep.smooth[2][1] >= off * (x @ first.T)).all()
     place = torch.arange(2)
     for kind in (sweep.exact, sweep.fast):
-        _, constant = sweep.units(kind, 3, place, torch.zeros_like(place))
+        _, constant = unit_rows(sweep.graph, kind, 3, place, torch.zeros_like(place))
         assert (constant >= off * (sweep.centre[2][0] @ second.T)).all()

@@ -59,7 +59,7 @@ def test_bends_and_their_roots(name: str, mode: str) -> None:
     shape = shape_of(200, name)
     kind = Precision(DOUBLE, 8)
     with rounded(mode):
-        mid, bend = sector_layer.sector_of(shape, kind)  # type: ignore[arg-type]
+        mid, bend = shape.cone(kind)  # type: ignore[arg-type]
         every = shape.c == shape.c
         bent = Bent.make(shape, torch.zeros_like(mid), every, kind)  # type: ignore[arg-type]
         roots = (bent.root, sector_layer.flattened_root(shape, kind))  # type: ignore[arg-type]
@@ -172,14 +172,15 @@ def given(norm: float, radius: float = 1 / 3, n: int = 3, **more: Any) -> Sector
         torch.zeros(1, n, dtype=DOUBLE), torch.full((1,), radius, dtype=DOUBLE), norm, None
     )
     found.layers = {}
-    found.sweep = SimpleNamespace(inputs=balls, balls=balls, lengths={})  # type: ignore[assignment]
+    found.balls = found.inputs = balls
+    found.moved = {}
     for name, value in more.items():
         setattr(found, name, value)
     return found
 
 
 def known_lengths(found: Sectors) -> Lengths:
-    return Lengths.nothing(torch.zeros(1, 1) > 0, found.sweep.inputs)
+    return Lengths.nothing(torch.zeros(1, 1) > 0, found.inputs)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -189,7 +190,7 @@ def test_bounds_apart_pay_for_their_sum(mode: str, monkeypatch: pytest.MonkeyPat
     across = -constant * (1 + 2.0**-20 * uniform(n, seed=11)) + uniform(n, seed=12)
     together = torch.full_like(constant, INF)
     found = given(2.0)
-    found.sweep.inputs = SimpleNamespace(upper=lambda a, owner: across)  # type: ignore[assignment]
+    found.inputs = SimpleNamespace(upper=lambda a, owner: across)  # type: ignore[assignment]
     monkeypatch.setattr(Sectors, "upper", lambda *rest: Bounded(constant, together))
     pulled = Pulled(constant, constant, constant[:, None], {})
     with rounded(mode):
@@ -295,7 +296,7 @@ def test_lengths_along_a_row_of_many_entries(mode: str) -> None:
     one = torch.ones(1, 1, dtype=DOUBLE)
     found = given(2.0, 1.0, n, graph=graph, sizes={1: 0.0})
     found.kind = SimpleNamespace(floors={1: NONE})  # type: ignore[assignment]
-    found.sweep.exact = Arithmetic(graph, DOUBLE)
+    found.exact = Arithmetic(graph, DOUBLE)
     found.layers[2] = layer_of(one, one, True)
     a = torch.full((1, n), 2.0**-30, dtype=DOUBLE)
     a[0, 0] = 1.0
@@ -314,7 +315,7 @@ def test_lengths_along_a_row_are_sums(mode: str) -> None:
         norm, eps, rest = (1 + uniform(3, seed=seed)).tolist()
         found = given(2.0, 1.0, 1, graph=graph, sizes={1: 0.0, 3: 0.0})
         found.kind = SimpleNamespace(floors={1: NONE, 3: NONE})  # type: ignore[assignment]
-        found.sweep.exact = Arithmetic(graph, DOUBLE)
+        found.exact = Arithmetic(graph, DOUBLE)
         found.layers[2] = layer_of(one, one, False, eps=one * eps)
         links = {2: NONE + norm}
         found.layers[4] = layer_of(one, one, True, links=links, rest=NONE + rest)
@@ -355,7 +356,7 @@ def test_lengths_by_the_norms_of_layers(
         radius, off = ((1 + uniform(1, seed=seed + k)) / 50 for k in (0, 20))
         reach = SimpleNamespace(radius={0: radius})
         found = given(norm, float(radius), n, reach=reach, kind=Precision(DOUBLE, 8))
-        found._known = {1: Lengths.nothing(shape.c == shape.c, found.sweep.inputs)}
+        found._known = {1: Lengths.nothing(shape.c == shape.c, found.inputs)}
         monkeypatch.setattr(Sectors, "_off", lambda self, j, off=off: off)
         error = torch.full_like(shape.c, 1e-3)
         with rounded(mode):

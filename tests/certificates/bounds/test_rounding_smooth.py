@@ -3,6 +3,7 @@ mode.
 """
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -19,11 +20,13 @@ from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.ranges import Bounds
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix, Scale, Sum
+from wassail.certificates.graph.operators import normalise, products, softmax
 from wassail.certificates.graph.operators.normalise import Normalise
 from wassail.certificates.graph.operators.products import Product
+from wassail.certificates.graph.planes import Curve, Plane, Span
 from wassail.certificates.graph.region import Region
-from wassail.certificates.lipschitz import attention
-from wassail.certificates.lipschitz import walk as walk_module
+from wassail.certificates.graph.tangent import EntrywiseTangent
+from wassail.certificates.lipschitz import attention, transformer_constants
 from wassail.paper.attention import castin
 
 INF = math.inf
@@ -125,7 +128,7 @@ def test_parts_of_nodes_far_out(mode: str) -> None:
             room = np.longdouble(2) ** -62 * np.abs(share)
             assert (long(found[0])[0] <= moved + np.minimum(share, 0) + room).all()
             assert (long(found[1])[0] >= moved + np.maximum(share, 0) - room).all()
-        step = ranges.span_step(graph, node, [(q, q)])
+        step = node.span([(q, q)], relative)
         for sign in (-1, 1):
             value = (long(weight) @ long(q)[0] + long(bias)) * (1 + sign * np.longdouble(relative))
             assert (long(step[0])[0] <= value).all() and (long(step[1])[0] >= value).all()
@@ -193,7 +196,7 @@ def test_secants_are_as_steep_as_the_activation(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_tangents_of_activations(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tangents_of_activations(mode: str) -> None:
     """The derivative lies in middle +- radius, and a gradient that is off by so much moves by
     at most `spread`.
     """
@@ -201,9 +204,8 @@ def test_tangents_of_activations(mode: str, monkeypatch: pytest.MonkeyPatch) -> 
     high = low + scattered(1, 200, seed=26).abs()
     g = scattered(1, 2, 200, seed=27)
     error = scattered(1, 2, 200, seed=28).abs()
-    monkeypatch.setattr(tangents, "derivative_span", lambda *_: (low, high))
     with rounded(mode):
-        by = tangents._Entrywise.make(Node((0,), (200,), ""), (low, high))
+        by = EntrywiseTangent.make((low, high))
         spread = by.spread(g, error)[0]
     assert (long(by.middle) + long(by.radius) >= long(high)[:, None]).all()
     assert (long(by.middle) - long(by.radius) <= long(low)[:, None]).all()
@@ -216,7 +218,7 @@ def test_tangents_of_products_with_an_error() -> None:
     a = scattered(1, 30, seed=29)
     b = scattered(1, 30, seed=30)
     wide = 0.1
-    by = tangents._Product.make(node, ((a - wide, a + wide), (b - wide, b + wide)))
+    by = products._ProductTangent.make(node, ((a - wide, a + wide), (b - wide, b + wide)))
     g = scattered(1, 1, 30, seed=31)
     error = scattered(1, 1, 30, seed=32).abs()
     worst = wide * (g.abs() + error)
@@ -224,9 +226,9 @@ def test_tangents_of_products_with_an_error() -> None:
         assert (found >= worst * (1 - 1e-12)).all()
 
 
-def softmax_of(p: Tensor, width: Tensor, terms: int) -> tangents._Softmax:
+def softmax_of(p: Tensor, width: Tensor, terms: int) -> softmax._SoftmaxTangent:
     shape = (1, 1, len(p))
-    return tangents._Softmax(
+    return softmax._SoftmaxTangent(
         p.reshape(shape), width.reshape(shape), (p + width).reshape(shape), terms
     )
 
@@ -262,7 +264,7 @@ def test_tangents_of_a_softmax_hold_its_range(mode: str) -> None:
     p = (least + top) / 2
     curve = SimpleNamespace(value=lambda _: p, span=lambda _: (least, top))
     with rounded(mode):
-        by = tangents._Softmax.make(curve, ((least, top),))  # type: ignore[arg-type]
+        by = softmax._SoftmaxTangent.make(curve, ((least, top),))  # type: ignore[arg-type]
     assert (long(by.p[:, 0]) + long(by.width[:, 0]) >= long(top)).all()
     assert (long(by.p[:, 0]) - long(by.width[:, 0]) <= long(least)).all()
 
@@ -281,7 +283,7 @@ def test_tangents_of_a_normalisation_hold_its_range(eps: float, mode: str) -> No
         top = least + scattered(5, n, seed=seed + 30).abs()
         curve = SimpleNamespace(eps=eps, span=lambda _, ends=(least, top): ends)
         with rounded(mode):
-            by = tangents._Normalise.make(curve, ((low, high),))  # type: ignore[arg-type]
+            by = normalise._NormaliseTangent.make(curve, ((low, high),))  # type: ignore[arg-type]
         for end in (low, high):
             rate = 1 / np.sqrt((long(end) ** 2).mean(1, keepdims=True) + np.longdouble(eps))
             room = np.longdouble(2) ** -60 * rate
@@ -290,9 +292,11 @@ def test_tangents_of_a_normalisation_hold_its_range(eps: float, mode: str) -> No
         assert (long(by.y[:, 0]) - long(by.y_width[:, 0]) <= long(least)).all()
 
 
-def normalise_of(y: Tensor, width: Tensor, turn: float = 0.0) -> tangents._Normalise:
+def normalise_of(y: Tensor, width: Tensor, turn: float = 0.0) -> normalise._NormaliseTangent:
     one = torch.ones(1, 1, 1, dtype=DOUBLE)
-    return tangents._Normalise(one, y[None, None], turn * one, width[None, None], len(y) + 8)
+    return normalise._NormaliseTangent(
+        one, y[None, None], turn * one, width[None, None], len(y) + 8
+    )
 
 
 def test_tangents_of_a_normalisation_with_an_error() -> None:
@@ -352,9 +356,58 @@ def test_tangents_carry_errors_to_the_input(mode: str) -> None:
     graph = Graph((Node((), (1,), ""), node))
     rest = {0: torch.zeros(1, 1, 1, dtype=DOUBLE), 1: error}
     with rounded(mode):
-        maps = {1: tangents.middle(graph, node, {})}
+        maps = {1: node.tangent([], 0.0)}
         found = tangents._carried(graph, maps, rest, 0, torch.tensor([0]))
     assert long(found)[0, 0, 0] >= (long(weight)[:, 0] * long(error)[0, 0]).sum()
+
+
+def test_tangents_add_up_the_errors_of_several_ways() -> None:
+    """`tanh(x + x)` as two ways to one sum: both carry half of the error of the derivative."""
+    one = torch.ones((), dtype=DOUBLE)
+    nodes = (
+        Node((), (1,), "the input"),
+        Node((0,), (1,), "", Affine(Scale(one))),
+        Node((0,), (1,), "", Affine(Scale(one))),
+        Node((1, 2), (1,), "", Affine(Sum(2))),
+        Node((3,), (1,), "", Smooth("tanh")),
+    )
+    end = torch.ones(1, 1, dtype=DOUBLE)
+    low, high = tangents.centred(Graph(nodes), {3: (0 * end, end)}, end)
+    for x in (0.0, 0.5):
+        slope = 2 * (1 - math.tanh(2 * x) ** 2)
+        assert float(low) <= slope + 1e-15 and float(high) >= slope - 1e-15
+
+
+class Itself(Curve):
+    """The identity, of which nothing is told but the range of its gradients."""
+
+    def value(self, *v: Tensor) -> Tensor:
+        return v[0]
+
+    def span(self, *spans: Span) -> Span:
+        return spans[0]
+
+    def plane(self, centres: Sequence[Tensor], spans: Sequence[Span]) -> Plane:
+        raise NotImplementedError
+
+    def adjoint(self, g: Span, spans: Sequence[Span]) -> tuple[Span, ...]:
+        return (g,)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tangents_of_a_curve_by_the_range_of_its_gradients(mode: str) -> None:
+    """M is 0, so that all of a gradient and of its error is spread."""
+    g = scattered(1, 2, 200, seed=60)
+    error = scattered(1, 2, 200, seed=61).abs()
+    span = (torch.zeros(1, 200, dtype=DOUBLE), torch.ones(1, 200, dtype=DOUBLE))
+    with rounded(mode):
+        by = Itself().tangent([span])
+        (spread,) = by.spread(g, error)
+    assert not by.transpose(g)[0].any() and not by.reach(g.abs())[0].any()
+    exact = [
+        abs(Fraction(float(a))) + Fraction(float(b)) for a, b in zip(g.flatten(), error.flatten())
+    ]
+    assert all(Fraction(float(v)) >= size for v, size in zip(spread.flatten(), exact))
 
 
 def spectral_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -550,7 +603,7 @@ def test_a_walk_starts_from_a_box_that_is_rounded_outward(mode: str) -> None:
     )  # a ball, whose box is a rounded sum
     graph = Graph((Node((), (50,), ""),))
     with rounded(mode):
-        low, high = walk_module.everywhere(graph, region, {})[0]
+        low, high = transformer_constants.everywhere(graph, region, {})[0]
     assert (long(low)[0] <= long(centre) - np.longdouble(1 / 3)).all()
     assert (long(high)[0] >= long(centre) + np.longdouble(1 / 3)).all()
 
@@ -564,7 +617,7 @@ def test_a_walk_over_many_steps_adds_up_their_logarithms(mode: str) -> None:
         nodes.append(Node((len(nodes) - 1,), (1,), "", Affine(Scale(factor.reshape(1)))))
     exact = math.prod(map(Fraction, factors.tolist()))
     for close in (False, True):
-        walk = walk_module.Walk(Graph(tuple(nodes)), {}, {}, close)
+        walk = transformer_constants.Walk(Graph(tuple(nodes)), {}, {}, close)
         with rounded(mode):
             found = walk.stretch(0, len(nodes) - 1)
         with mpmath.workdps(40):
@@ -578,10 +631,10 @@ def test_a_walk_over_an_activation_holds_its_derivatives(
 ) -> None:
     low = scattered(1, 60, seed=102)
     high = low + scattered(1, 60, seed=103).abs()
-    monkeypatch.setattr(walk_module, "derivative_span", lambda *_: (low, high))
+    monkeypatch.setattr(Smooth, "derivative_range", lambda *_: (low, high))
     graph = Graph((Node((), (60, 1), ""), Node((0,), (60, 1), "", Smooth("tanh"))))
-    walk = walk_module.Walk(graph, {0: (low, high)}, {}, True)
-    one = walk_module._Tokens.start(0, graph.nodes[0])
+    walk = transformer_constants.Walk(graph, {0: (low, high)}, {}, True)
+    one = transformer_constants._Tokens.start(0, graph.nodes[0])
     with rounded(mode):
         found = walk._carry(1, [one])
     assert found is not None
@@ -603,8 +656,8 @@ def test_a_walk_over_a_normalisation_holds_its_derivatives(mode: str) -> None:
         y = torch.zeros(1, d, dtype=DOUBLE)
         node = Node((0,), (1, d), "", Curved(Normalise(eps)))
         graph = Graph((Node((), (1, d), ""), node))
-        walk = walk_module.Walk(graph, {0: (low, high), 1: (y, y)}, {}, True)
-        one = walk_module._Tokens(
+        walk = transformer_constants.Walk(graph, {0: (low, high), 1: (y, y)}, {}, True)
+        one = transformer_constants._Tokens(
             0, torch.eye(d, 1, dtype=DOUBLE)[None], torch.zeros(1, d, 1, dtype=DOUBLE)
         )
         with rounded(mode), serial():

@@ -103,7 +103,7 @@ def test_lengths_of_errors_after_an_activation(mode: str) -> None:
         given.radius = {0: length}
         given.most = {0: length[:, None]}
         with rounded(mode):
-            given._activation(1, node.op, slope)
+            given._activation(1, node.op)
         assert Fraction(float(given.off[1])) >= Fraction(float(length)) * Fraction(slope)
 
 
@@ -374,7 +374,7 @@ def test_layers_pay_for_long_sums(mode: str) -> None:
     graph = crossing(n)
     balls = Balls.make(torch.zeros(1, n, dtype=DOUBLE), torch.ones(1, dtype=DOUBLE), INF, None)
     sweep = Sweep(graph, balls).run()
-    found = Spheres(sweep, Reach.make(graph, balls))
+    found = Spheres(sweep)
     layers = found._layers(sweep.exact, 3, ONE, {})
     assert torch.equal(layers[2].error, sweep.bends[2].error) and layers[2].error.all()
     half = torch.full((1, n), 0.5, dtype=DOUBLE)
@@ -397,13 +397,8 @@ def test_margins_pay_for_their_own_sums(mode: str, monkeypatch: pytest.MonkeyPat
     graph = Graph((start(k),))
     balls = SimpleNamespace(norm=2.0, take=lambda rows: None)
     sweep = SimpleNamespace(graph=graph, balls=balls, centre={0: z}, bends={0: 0}, proved=dict)
-    sweep.run = lambda: sweep
     settled = SimpleNamespace(bends={}, passes=0.0)  # the second sweep proves nothing more
     settled.run = lambda: settled
-    monkeypatch.setattr(
-        margins_of, "Reach", SimpleNamespace(make=lambda *a: SimpleNamespace(ranges={}))
-    )
-    monkeypatch.setattr(margins_of, "Sweep", lambda *rest: sweep)
     monkeypatch.setattr(margins_of, "BallSweep", lambda *rest: settled)
     monkeypatch.setattr(
         margins_of, "margins", lambda _, own: (torch.full((len(own), k), -INF).double(),)
@@ -412,8 +407,9 @@ def test_margins_pay_for_their_own_sums(mode: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(margins_of, "Spheres", lambda *rest: bound)
     y = torch.arange(n) % k
     with rounded(mode):
-        given_x = torch.zeros(n, k).double()
-        found = margins_of.ball_margins(graph, given_x, y, 1.0, 2.0, None, depth=0)
+        lower = torch.full((n, k), -INF).double()
+        effort = margins_of.BallEffort(depth=0)
+        found = margins_of.raised_margins(sweep, {}, y, lower, effort)[0]  # type: ignore[arg-type]
     given = iter(fractions(taken))
     for i in range(n):
         for j in range(k):

@@ -18,6 +18,7 @@ from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.condense import condensed
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.executed import arithmetic_of
+from wassail.certificates.bounds.extent import InputExtent
 from wassail.certificates.bounds.lines import Arithmetic, Shape, Spread
 from wassail.certificates.bounds.ranges import bounds_on, upper_on
 from wassail.certificates.graph.activations import ACTIVATIONS, Activation
@@ -25,7 +26,7 @@ from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Relu, 
 from wassail.certificates.graph.maps import Matrix, Sum
 from wassail.certificates.graph.operators.normalise import RankOne
 from wassail.certificates.graph.operators.products import Product
-from wassail.certificates.graph.planes import Plane
+from wassail.certificates.graph.planes import Curve, Plane
 from wassail.certificates.graph.planes import Span as Range
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
@@ -206,7 +207,7 @@ def test_coefficients_of_a_product_are_rounded() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_planes_pay_for_long_sums(mode: str) -> None:
+def test_planes_pay_for_long_sums(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three thousand products around 0: each is at most the product of two half widths."""
     width = 3000
     radius = 1 / 3
@@ -216,17 +217,18 @@ def test_planes_pay_for_long_sums(mode: str) -> None:
         centre={0: x}, spans={0: ball(x, radius).box}, users=[[1, 1], []], spreads={},
         graph=graph,
         exact=Arithmetic(graph, DOUBLE), fast=Arithmetic(graph, SINGLE),
-        _length=lambda j, axes: torch.full((1, width), 1e9, dtype=DOUBLE),
         _total=lambda j: torch.ones(1, dtype=DOUBLE), _sink=lambda *rest: None,
         _moved=lambda kind, j: torch.zeros_like(x),
     )  # fmt: skip
+    far = torch.full((1, width), 1e9, dtype=DOUBLE)
+    monkeypatch.setattr(InputExtent, "length", lambda *_: far)
     Sweep._curve(sweep, 1, graph.nodes[1], Product("k,k->k"))  # type: ignore[arg-type]
     with rounded(mode):
         total = in_a_row(sweep.exact.planes[1].far)
     assert Fraction(float(total)) >= width * Fraction(radius) ** 2
 
 
-class Added:
+class Added(Curve):
     """`sum_k unit_k v_k` for every entry, with its plane; `ends` are the ends of its range."""
 
     keeps_gain: ClassVar[bool] = False
@@ -303,7 +305,7 @@ def test_lengths_of_rows(spread: float, mode: str) -> None:
         inputs=ball(torch.zeros(1, 1, dtype=DOUBLE), 1.0),
     )
     with rounded(mode):
-        found = float(Sweep._length(sweep, 0, (0,)))  # type: ignore[arg-type]
+        found = float(InputExtent(sweep, Node((0,), (n,), "")).length(0, (0,)))  # type: ignore[arg-type]
     sides = fractions(rest / 8 if spread == 0 else high)[0]
     assert Fraction(found) ** 2 >= sum(v * v for v in sides)
 

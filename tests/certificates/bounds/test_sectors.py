@@ -15,7 +15,6 @@ from support.rescaled import ALL, case, inside, random_graph, rescaled
 from support.rounding import MODES, rounded
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.bounds.reach import Reach
 from wassail.certificates.bounds.rows import Length, flattened
 from wassail.certificates.bounds.sectors import Bounded, Sectors
 from wassail.certificates.bounds.spectral import matrix_norms
@@ -257,11 +256,11 @@ def test_a_ball_of_undecided_neurons_takes_the_place_of_a_link() -> None:
     balls = Balls.make(x, radius, 2.0, BOX)
     moved: dict[int, Length] = {}
     sweep = Sweep(graph, balls, 0, None, moved).run()
-    spheres = Spheres(sweep, Reach.make(graph, balls), moved)
+    spheres = Spheres(sweep, moved)
     replaced = [i for i in spheres.balls.links if not bool(spheres.balls.links[i].good)]
     assert replaced
     # A layer after it hands nothing on to a ball that leaves neurons out.
-    links = Spheres(sweep, spheres.reach).balls
+    links = Spheres(sweep).balls
     first, second = links.links
     good = torch.ones(1, dtype=torch.bool)
     links.links[second] = replace(links.links[second], good=good)

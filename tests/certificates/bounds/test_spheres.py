@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import wassail as ws
+from support.balls import ball_margins
 from support.rescaled import NORMS, PIECEWISE, case, inside, random_graph
 from support.rounding import MODES, rounded
 from wassail.certificates.bounds import ball_margins as margins_of
 from wassail.certificates.bounds.ball_layer import BallLayer
-from wassail.certificates.bounds.ball_margins import ball_margins
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margin_bounds
 from wassail.certificates.bounds.lines import Lines
@@ -90,7 +90,7 @@ def test_any_slopes_and_multipliers_prove_only_what_is_true() -> None:
     balls = Balls.make(x, radius, 2.0, None)
     reach = Reach.make(graph, balls)
     sweep = Sweep(graph, balls, 0, reach.ranges).run()
-    spheres = Spheres(sweep, reach)
+    spheres = Spheres(sweep)
     last = len(graph.nodes) - 1
     owner = torch.tensor([0, 0, 1, 2])
     rows = torch.randn(4, 4, generator=generator, dtype=torch.float64)
@@ -133,7 +133,7 @@ def test_what_is_in_a_ball_moves_no_farther(kind: str) -> None:
     balls = Balls.make(given.x, radius, 2.0, BOX)
     reach = Reach.make(graph, balls)
     sweep = Sweep(graph, balls, 0, reach.ranges).run()
-    links = Spheres(sweep, reach).balls
+    links = Spheres(sweep).balls
     here = graph.values(given.x)
     for some in inside(given.x, radius, 2.0, 30, 1):
         there = graph.values(some)

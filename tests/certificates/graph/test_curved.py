@@ -13,6 +13,7 @@ from support.networks import Net, seeded
 from support.transformers import CURVED, Vision
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margin_bounds, margins
+from wassail.certificates.bounds.extent import InputExtent
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.operators.softmax import Softmax
 from wassail.certificates.graph.reader import read
@@ -174,9 +175,10 @@ def test_rows_are_no_longer_than_their_bound(
     graph = network(name)
     seen = []
 
-    def record(self: Sweep, j: int, axes: tuple[int, ...]) -> Tensor:
-        found = length(self, j, axes)
-        low, high = self.spans[j]
+    def record(self: InputExtent, k: int, axes: tuple[int, ...]) -> Tensor:
+        found = length(self, k, axes)
+        j = self.node.inputs[k]
+        low, high = self.sweep.spans[j]
         seen.append(
             (
                 j,
@@ -188,8 +190,8 @@ def test_rows_are_no_longer_than_their_bound(
         )
         return found
 
-    length = Sweep._length
-    monkeypatch.setattr(Sweep, "_length", record)
+    length = InputExtent.length
+    monkeypatch.setattr(InputExtent, "length", record)
     g = torch.Generator().manual_seed(8)
     x = torch.rand(2, *graph.nodes[0].shape, dtype=torch.float64, generator=g)
     radius = 0.05

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from wassail.certificates.bounds.crown import margin_bounds
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Node
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.operators.normalise import RankOne
-from wassail.certificates.graph.planes import Extent, Plane, Span, interval_product
+from wassail.certificates.graph.planes import Curve, Plane, Span, interval_product
 from wassail.certificates.lipschitz.ladder import lipschitz
 from wassail.certificates.lipschitz.steepest import jacobians
 
@@ -21,17 +20,11 @@ BOX = (-1.0, 1.0)
 
 
 @dataclass(frozen=True)
-class Sine:
+class Sine(Curve):
     """`sin v`, whose values and slopes lie between -1 and 1: nothing finer is told."""
-
-    keeps_gain: ClassVar[bool] = False
-    lengthwise: ClassVar[bool] = False
 
     def value(self, *v: Tensor) -> Tensor:
         return torch.sin(v[0])
-
-    def output(self, *shapes: tuple[int, ...]) -> tuple[int, ...]:
-        return shapes[0]
 
     def span(self, *spans: Span) -> Span:
         one = torch.ones_like(spans[0][0])
@@ -40,9 +33,6 @@ class Sine:
     def plane(self, centres: Sequence[Tensor], spans: Sequence[Span]) -> Plane:
         none = torch.zeros_like(centres[0])
         return RankOne(none, none, none, none, torch.maximum(-spans[0][0], spans[0][1]))
-
-    def plane_on(self, centres: Sequence[Tensor], spans: Sequence[Span], extent: Extent) -> Plane:
-        return self.plane(centres, spans)
 
     def adjoint(self, g: Span, spans: Sequence[Span]) -> tuple[Span, ...]:
         one = torch.ones_like(spans[0][0])[:, None]

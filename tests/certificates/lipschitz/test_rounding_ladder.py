@@ -15,8 +15,7 @@ from support.rounding import MODES, rounded, serial
 from wassail.certificates.graph.graph import Affine, Graph, Node
 from wassail.certificates.graph.maps import Matrix, Scale
 from wassail.certificates.graph.region import Region
-from wassail.certificates.lipschitz import attention, ladder, steepest
-from wassail.certificates.lipschitz import walk as walk_module
+from wassail.certificates.lipschitz import attention, ladder, steepest, transformer_constants
 from wassail.paper import corollary
 
 INF = math.inf
@@ -105,7 +104,7 @@ def test_constants_of_modules_are_exponentials_rounded_up(
     for k in range(30):
         log = 20 * float(scattered(1, seed=k)) % 600
         fake = SimpleNamespace(stretch=lambda *_, log=log: log)
-        monkeypatch.setattr(walk_module.Walk, "make", lambda *_, fake=fake: fake)
+        monkeypatch.setattr(transformer_constants.Walk, "make", lambda *_, fake=fake: fake)
         with rounded(mode):
             plain = ladder.modules(graph, region, 2.0, 2.0)
             wide = ladder.modules(graph, region, INF, 1.0)
@@ -156,7 +155,7 @@ def test_a_walk_over_a_large_factor(mode: str) -> None:
         scale = Scale(torch.tensor([factor], dtype=DOUBLE))
         graph = Graph((Node((), (1,), ""), Node((0,), (1,), "", Affine(scale))))
         for close in (False, True):
-            walk = walk_module.Walk(graph, {}, {}, close)
+            walk = transformer_constants.Walk(graph, {}, {}, close)
             with rounded(mode):
                 found = walk.stretch(0, 1)
             with mpmath.workdps(40):
@@ -178,7 +177,7 @@ def test_a_walk_over_matrices_whose_product_cancels(mode: str) -> None:
             Node((1,), (1,), "", Affine(Matrix(left))),
         )
     )
-    walk = walk_module.Walk(graph, {}, {})
+    walk = transformer_constants.Walk(graph, {}, {})
     with rounded(mode):
         *_, (_, found) = walk.linear(2)
     columns = list(zip(*first.tolist()))
@@ -201,9 +200,9 @@ def test_a_walk_over_attention_whose_tokens_are_in_a_box(
         reached.append(reach)
         return 1.0
 
-    monkeypatch.setattr(walk_module, "global_bound", bound)
-    monkeypatch.setattr(walk_module, "heads", lambda *_: 1.0)
-    monkeypatch.setattr(walk_module, "ROOM", 0)
+    monkeypatch.setattr(transformer_constants, "global_bound", bound)
+    monkeypatch.setattr(transformer_constants, "heads", lambda *_: 1.0)
+    monkeypatch.setattr(transformer_constants, "ROOM", 0)
     n = 2
     d = 400
     one = torch.ones(1, 1, 1, dtype=DOUBLE)
@@ -223,7 +222,7 @@ def test_a_walk_over_attention_whose_tokens_are_in_a_box(
             axes=SimpleNamespace(split=lambda side: [side]),
         )
         graph = Graph((Node((), (n, d), ""),))
-        walk = walk_module.Walk(graph, {0: (low, high), 1: (low, high)}, {})
+        walk = transformer_constants.Walk(graph, {0: (low, high), 1: (low, high)}, {})
         with rounded(mode):
             walk.attention_bound(attention)  # type: ignore[arg-type]
         corner = torch.maximum(low.abs(), high.abs())[0].tolist()
@@ -251,7 +250,7 @@ def test_singular_values_of_any_size(mode: str) -> None:
     )
     assert attention.spectral(torch.tensor([[1.0, INF]], dtype=DOUBLE)) == INF
     assert attention.spectral(torch.tensor([[1.0, math.nan]], dtype=DOUBLE)) == INF
-    assert walk_module.log(math.nan) == INF
+    assert transformer_constants.log(math.nan) == INF
 
 
 def test_a_walk_over_factors_that_undo_each_other() -> None:
@@ -261,5 +260,5 @@ def test_a_walk_over_factors_that_undo_each_other() -> None:
         scale = Scale(torch.tensor([factor, factor], dtype=DOUBLE))
         nodes.append(Node((len(nodes) - 1,), (2,), "", Affine(scale)))
     for close in (False, True):
-        walk = walk_module.Walk(Graph(tuple(nodes)), {}, {}, close)
+        walk = transformer_constants.Walk(Graph(tuple(nodes)), {}, {}, close)
         assert 0 <= walk.stretch(0, 2) < 1e-9

@@ -12,6 +12,7 @@ from support.graphs import PAIRS, layers, mlp, network, where
 from support.networks import Net, seeded
 from wassail.certificates.bounds.norms import product
 from wassail.certificates.bounds.ranges import Bounds, bounds_on
+from wassail.certificates.exact.multipliers import forms, prove, reduce, split
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.matrix_norms import matrix_norm
@@ -19,7 +20,6 @@ from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
 from wassail.certificates.lipschitz import semidefinite as module
 from wassail.certificates.lipschitz.semidefinite import segmented, semidefinite, start
-from wassail.certificates.search.multipliers import forms, prove, reduce, split
 from wassail.geometry import operator_norm
 
 ABOUT = 5e-3  # the iteration stops within one per cent of the best squared bound
@@ -122,7 +122,7 @@ def test_no_time_at_all_and_too_many_neurons(monkeypatch: pytest.MonkeyPatch) ->
         <= semidefinite(net, 2, 2, time_limit=0.0)
         < math.inf
     )
-    monkeypatch.setattr(module, "MOST", net.neurons - 1)
+    monkeypatch.setattr(module, "NEWTON_UP_TO_NEURONS", net.neurons - 1)
     assert semidefinite(net, 2, 2) == math.inf
 
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import wassail as ws
 from support.networks import Net
 from support.rounding import long
-from wassail.certificates.bounds.norms import steepest_slope
 from wassail.certificates.graph.activations import ACTIVATIONS
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Concat, Matrix, Scale, Sum
@@ -23,8 +22,7 @@ from wassail.certificates.graph.operators.products import Product
 from wassail.certificates.graph.operators.softmax import Softmax
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
-from wassail.certificates.lipschitz import ladder, layout
-from wassail.certificates.lipschitz import walk as walk_module
+from wassail.certificates.lipschitz import ladder, layout, transformer_constants
 from wassail.certificates.lipschitz.attention import (
     _sizes,
     global_bound,
@@ -258,7 +256,7 @@ def test_constants_of_a_pre_ln_encoder_by_hand():
     g = layer.norm1.weight.detach()
     b = layer.norm1.bias.detach()
     reach = math.sqrt(D) * float(g.abs().max()) + float(b.norm())
-    slope = steepest_slope(Smooth("gelu"))
+    slope = Smooth("gelu").steepest
     paper = [
         size(model.embed.weight),
         float(g.abs().max()) / math.sqrt(1e-5),
@@ -330,7 +328,7 @@ def test_every_step_of_a_walk_is_above_its_own_jacobian():
     # that node alone.
     graph = graph_of("vit", 1)
     region = Region.make(Ball(normal(1, 1, 4, 4), 0.05, math.inf), 16)
-    walk = walk_module.Walk.make(graph, region)
+    walk = transformer_constants.Walk.make(graph, region)
     x = region.sample(3, torch.Generator().manual_seed(0))
     for i, node in enumerate(graph.nodes):
         for j in node.inputs if len(node.inputs) == 1 else ():
@@ -444,7 +442,7 @@ def test_derivatives_of_tokens_stay_in_their_ranges(kind: str):
     used = torch.zeros(2, 3, 3, dtype=torch.float64)
     for radius in (1e-3, 0.1, 1.0):
         region = Region.make(Ball(normal(4, 2, 3), radius, math.inf), 6)
-        walk = walk_module.Walk.make(graph, region)
+        walk = transformer_constants.Walk.make(graph, region)
         start = walk._start(0)
         assert start is not None
         found = walk._carry(1, [start])
@@ -531,7 +529,7 @@ def test_rms_norm_and_a_norm_without_gain():
             "head",
         ]
         whole = Region.make(None, 12)
-        walk = walk_module.Walk.make(graph, whole)
+        walk = transformer_constants.Walk.make(graph, whole)
         assert math.exp(walk.stretch(*parts[1].ours)) == pytest.approx(
             1 / math.sqrt(1e-3), rel=1e-9
         )

@@ -321,7 +321,7 @@ def test_large_networks_get_brackets() -> None:
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_rays_of_a_graph_match_the_dense_form(norm: float) -> None:
-    from wassail.certificates.search.infinity import infinity
+    from wassail.certificates.exact.infinity import infinity
 
     torch.manual_seed(5)
     model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 3)).double()

@@ -253,7 +253,7 @@ def test_chords_into_the_cube_around_a_sample(mode: str, monkeypatch: pytest.Mon
             search = search_of(monkeypatch, x, z=z)
             radius = torch.tensor([side], dtype=DOUBLE)
             with rounded(mode):
-                plain = float(search._inner(radius)[0])
+                plain = float(search._inner(torch.arange(len(radius)), radius)[0])
             reach = torch.cat(seen["box"][1:], 1).amax()
             for centre, below, above in zip(*(v[0].tolist() for v in seen["box"])):
                 with rounded(mode):
@@ -267,7 +267,7 @@ def test_chords_into_the_cube_around_a_sample(mode: str, monkeypatch: pytest.Mon
             for error in (0.0, 0.1 * behind):
                 search.error = torch.tensor([error], dtype=DOUBLE)
                 with rounded(mode):
-                    found = float(search._inner(radius)[0])
+                    found = float(search._inner(torch.arange(len(radius)), radius)[0])
                 gap = Fraction(float(search.gaps[0, 1]))
                 lead = Fraction(float(search.least)) - gap - Fraction(error)
                 assert Fraction(found) >= total - lead / Fraction(float(reach))
@@ -277,7 +277,7 @@ def test_chords_into_the_cube_around_a_sample(mode: str, monkeypatch: pytest.Mon
             radius = torch.tensor([side * shrink], dtype=DOUBLE)
             search.error = torch.tensor([error], dtype=DOUBLE)
             with rounded(mode):
-                search._inner(radius)
+                search._inner(torch.arange(len(radius)), radius)
             reach = torch.cat(seen["box"][1:], 1).amax()
             least, top = (float(v[0, 1]) for v in seen["ends"])
             gap = Fraction(float(search.gaps[0, 1]))

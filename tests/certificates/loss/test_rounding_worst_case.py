@@ -13,13 +13,13 @@ import torch
 
 from support.exact import scattered, uniform
 from support.rounding import MODES, rounded
+from wassail.certificates.exact.programs import LIFT
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
 from wassail.certificates.loss import problem as problem_file
 from wassail.certificates.loss import worst_case
 from wassail.certificates.loss.penalty import Atlas, Family, Penalty, Table
 from wassail.certificates.loss.problem import Problem
-from wassail.certificates.search.programs import LIFT
 from wassail.losses import cross_entropy
 
 INF = math.inf

@@ -21,7 +21,7 @@ from wassail.certificates.graph.reader import read
 from wassail.certificates.loss.certificate import Certificate
 from wassail.certificates.loss.chords import Chords, ChordSearch, _front
 from wassail.certificates.loss.slopes import highest_loss, paper_smooth_slope
-from wassail.certificates.search.pieces import OVERHEAD
+from wassail.certificates.search.input_boxes import OVERHEAD
 from wassail.geometry import vector_norm
 from wassail.losses import LIPSCHITZ
 from wassail.threat import dual
@@ -391,7 +391,7 @@ def test_the_search_for_chords_is_charged_for_its_steps(monkeypatch: pytest.Monk
     steps = []
     inner = ChordSearch._inner
     monkeypatch.setattr(
-        ChordSearch, "_inner", lambda self, radius: steps.append(1) or inner(self, radius)
+        ChordSearch, "_inner", lambda self, *cubes: steps.append(1) or inner(self, *cubes)
     )
     budget = 1.0
     certify(net.graph, normal(1, 2, seed=12), FIRST, 1.0, "margin", time_limit=budget)

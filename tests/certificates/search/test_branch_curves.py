@@ -16,7 +16,7 @@ from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.prove.rungs import branched
-from wassail.certificates.search.domains import Domains
+from wassail.certificates.search.subproblems import Subproblems
 from wassail.certificates.search.tree import Tree
 
 INF = math.inf
@@ -81,8 +81,8 @@ def swept(graph: Graph, x: Tensor, radius: Tensor, norm: float = INF) -> Sweep:
     return Sweep(graph, Balls.make(x, radius, norm, BOX)).run()
 
 
-def grown(tree: Tree, rivals: list[list[int]], rounds: int) -> Domains:
-    """Domains after some rounds of splitting all of them."""
+def grown(tree: Tree, rivals: list[list[int]], rounds: int) -> Subproblems:
+    """Subproblems after some rounds of splitting all of them."""
     tree.tilt(rivals)
     domains = tree.bounded(tree.roots(rivals), 8)
     for _ in range(rounds):

@@ -15,9 +15,9 @@ from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.prove.rungs import branched
-from wassail.certificates.search.domains import Domains
 from wassail.certificates.search.leaves import Forest
 from wassail.certificates.search.margins import branch_margins
+from wassail.certificates.search.subproblems import Subproblems
 from wassail.certificates.search.tree import Tree
 
 INF = math.inf
@@ -125,8 +125,8 @@ def test_radii_lie_between_linear_bounds_and_flips(kind: str) -> None:
     assert found.proved_by is not None and "branch" in found.proved_by
 
 
-def grown(tree: Tree, rivals: list[list[int]], rounds: int) -> Domains:
-    """Domains after some rounds of splitting all of them."""
+def grown(tree: Tree, rivals: list[list[int]], rounds: int) -> Subproblems:
+    """Subproblems after some rounds of splitting all of them."""
     tree.tilt(rivals)
     domains = tree.bounded(tree.roots(rivals), 8)
     for _ in range(rounds):

@@ -214,7 +214,8 @@ class Once(Local):
 
     def run(self, worker: Any, tasks: Any, tick: Any) -> Iterator[Any]:
         for task in tasks:
-            key = (task.kind, task.key, task.chunk, len(worker.settings.attacks))
+            place = task.place
+            key = (type(task), place.key, place.chunk, len(worker.settings.attacks))
             if key not in self.known:
                 self.known[key] = worker.run(task)
             yield task, self.known[key], 0.0

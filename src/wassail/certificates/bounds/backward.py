@@ -1,5 +1,9 @@
 """The one back-substitution: coefficients of a node go through the network to the input.
 
+`Walk` is the loop: it hands out every node that something has come down to, and adds up what a node
+gives to its inputs. What comes down may be anything that can be added: coefficients, intervals of
+gradients, values with their errors. `Backward` is the walk of coefficients.
+
 With `d` the deviations from a sample, every state satisfies
 
     <row, d_last> <= shift + constant + sum_k <weight_k, d_k>,
@@ -17,18 +21,52 @@ ascent chooses, slope cones, balls and split neurons differ in that step alone:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bounds.lines import Arithmetic
-from wassail.certificates.bounds.rows import add_to, doubled, flattened, of_owner, row_dot
+from wassail.certificates.bounds.rows import add_to, doubled, flattened, of_owner, row_dot, units_of
 from wassail.certificates.graph.graph import Graph, Node
 
+Held = TypeVar("Held")
 
-class Backward:
+
+class Walk(Generic[Held]):
+    """From some nodes of a network to its input, the last node first.
+
+    Args:
+        graph: the network.
+        weight: what the walk begins with, by node. What has come down so far is kept here.
+        added: the sum of what a node is given twice.
+    """
+
+    def __init__(
+        self, graph: Graph, weight: dict[int, Held], added: Callable[[Held, Held], Held]
+    ) -> None:
+        self.graph = graph
+        self.weight = weight
+        self.added = added
+
+    def nodes(self, last: int, stop: int = 0) -> Iterator[tuple[int, Node, Held]]:
+        """Every node from `last` down to the one after `stop` that something has come down to, and
+        what that is.
+        """
+        for i in range(last, stop, -1):
+            if i in self.weight:
+                clock.look()
+                yield i, self.graph.nodes[i], self.weight.pop(i)
+
+    def give(self, node: Node, parts: Iterable[Held]) -> None:
+        """What a node hands on to each of its inputs."""
+        for j, part in zip(node.inputs, parts):
+            self.weight[j] = self.added(self.weight[j], part) if j in self.weight else part
+
+
+class Backward(Walk[Tensor]):
     """Rows on their way to the input.
 
     weight: coefficients `(R, *shape)` by node; constant `(R,)`; owner: the samples of the rows,
@@ -66,9 +104,8 @@ class Backward:
         watch: Callable[[Backward, int, Tensor], None] | None = None,
         tidy: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self.graph = graph
+        super().__init__(graph, weight, torch.add)
         self.kind = kind
-        self.weight = weight
         self.constant = constant
         self.shift = torch.zeros_like(constant) if apart else None
         self.owner = owner
@@ -83,12 +120,7 @@ class Backward:
         """Every activation that the rows meet between node `last` and node `stop`, with their
         coefficients there; all other nodes on the way are done here.
         """
-        for i in range(last, stop, -1):
-            if i not in self.weight:
-                continue
-            clock.look()
-            node = self.graph.nodes[i]
-            w = self.weight.pop(i)
+        for i, node, w in self.nodes(last, stop):
             if self.watch is not None:
                 self.watch(self, i, w)
             if node.map is not None:
@@ -104,8 +136,7 @@ class Backward:
         if self.sure and i in errors:
             self.constant = self.constant + row_dot(w.abs(), of_owner(errors[i], self.owner))
         some = None if self.columns is None else self.columns(i, w, self.owner)
-        for j, part in zip(node.inputs, self.kind.maps[i].transpose(w, some)):
-            add_to(self.weight, j, part)
+        self.give(node, self.kind.maps[i].transpose(w, some))
 
     def _curve(self, i: int, node: Node, w: Tensor) -> None:
         """The planes of a curve."""
@@ -136,7 +167,7 @@ class Backward:
         self.passed = True
         if more is not None:
             self.constant = self.constant + more
-        add_to(self.weight, node.inputs[0], part)
+        self.give(node, (part,))
 
     def keep(self, rows: Tensor) -> None:
         """Go on with some of the rows, by indices."""
@@ -155,3 +186,32 @@ class Backward:
             return flattened(self.weight[0])
         size = (len(self.constant), self.graph.inputs)
         return self.constant.new_zeros(size, dtype=self.kind.dtype)
+
+
+def unit_rows(
+    graph: Graph, kind: Arithmetic, last: int, place: Tensor, owner: Tensor
+) -> tuple[dict[int, Tensor], Tensor]:
+    """Unit vectors for entries `place` of a node, taken through the affine nodes right before
+    it: the coefficients that they become, and the errors on the way, `(R,)`.
+
+    A row of a map is read off its weights, and nothing is rounded. A sum passes unit vectors on
+    as they are.
+    """
+    weight: dict[int, Tensor] = {}
+    constant = kind.floors[last][owner].expand(len(place))
+    pure = [last]
+    while pure:
+        i = pure.pop()
+        node = graph.nodes[i]
+        if node.map is None:
+            add_to(weight, i, units_of(node, place, kind.dtype))
+            continue
+        if i in kind.errors:
+            error = kind.errors[i]
+            constant = constant + error.reshape(len(error), -1)[owner, place].double()
+        if node.map.in_place and all(graph.users[j] == [i] or j == 0 for j in node.inputs):
+            pure.extend(node.inputs)
+            continue
+        for j, part in zip(node.inputs, kind.maps[i].rows(place, node)):
+            add_to(weight, j, part)
+    return weight, constant

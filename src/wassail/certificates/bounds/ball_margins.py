@@ -14,14 +14,11 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bounds.ball_sweep import BallSweep, passes_of
-from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.chunks import room_of
 from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.bounds.reach import Reach
 from wassail.certificates.bounds.rows import Length
 from wassail.certificates.bounds.spheres import Slopes, Spheres
 from wassail.certificates.graph.graph import Graph
-from wassail.threat import Domain
 from wassail.ties import first_largest
 
 STEPS = 60  # of the ascent on slopes and multipliers
@@ -50,42 +47,6 @@ class BallEffort:
     early: bool = True
 
 
-def ball_margins(
-    graph: Graph,
-    x: Tensor,
-    y: Tensor,
-    radius: Tensor | float,
-    norm: float,
-    domain: Domain,
-    steps: int = STEPS,
-    depth: int = DEPTH,
-    inner: bool = True,
-) -> Tensor:
-    """Lower bounds on `theta_y - theta_j` over each sample's ball cut by the box, `(N, K)` in
-    float64, 0 at `j = y`: CROWN's, or those with balls in every layer where they are better.
-
-    Args:
-        graph: the network.
-        x: samples `(N, *shape)`.
-        y: labels `(N,)`.
-        radius: of the balls, one number or `(N,)`.
-        norm: ground norm, 1, 2 or inf.
-        domain: the box, or None.
-        steps: of the ascent on slopes and multipliers.
-        depth: splits, one after the other, of neurons of samples that are nearly proved; default 6.
-        inner: whether samples that are left get narrower inner boxes, for several times the price;
-            default True.
-    """
-    x = x.to(graph.device)
-    y = y.to(graph.device)
-    radius = torch.as_tensor(radius, dtype=torch.float64).expand(len(x))
-    moved: dict[int, Length] = {}
-    sweep = Sweep(graph, Balls.make(x, radius, norm, domain), 0, None, moved).run()
-    lower = margins(sweep, y)[0]
-    effort = BallEffort(depth, inner=inner)
-    return raised_margins(sweep, moved, y, lower, effort, steps)[0]
-
-
 def raised_margins(
     sweep: Sweep,
     moved: Mapping[int, Length],
@@ -110,21 +71,19 @@ def raised_margins(
         return lower, torch.zeros_like(lower[:, 0])
     inner = effort.inner and has_inner(graph, sweep.balls.norm)
     first = replace(effort, depth=0) if inner and not effort.early else effort
-    reach = Reach.make(graph, sweep.balls)
-    lower, passes = _raised(sweep, reach, moved, y, lower, steps, first)
+    lower, passes = _raised(sweep, moved, y, lower, steps, first)
     left = _open(lower, y).any(1).nonzero()[:, 0]
     if not inner or not len(left):
         return lower, passes
     known = {j: (low[left], high[left]) for j, (low, high) in sweep.proved().items()}
     moved = {i: (length[left], those[left]) for i, (length, those) in moved.items()}
     balls = sweep.balls.take(left)
-    reach = Reach.make(graph, balls)
-    narrow = BallSweep(graph, balls, known, reach, moved)
+    narrow = BallSweep(graph, balls, known, moved)
     narrow.run()
     found = margins(narrow, y[left])[0]
     more = narrow.passes
     if narrow.bends:
-        found, again = _raised(narrow, reach, moved, y[left], found, steps, effort)
+        found, again = _raised(narrow, moved, y[left], found, steps, effort)
         more = more + again
     passes[left] += more
     lower[left] = torch.maximum(lower[left], found)
@@ -148,7 +107,6 @@ def _open(lower: Tensor, y: Tensor) -> Tensor:
 
 def _raised(
     sweep: Sweep,
-    reach: Reach,
     moved: Mapping[int, Length],
     y: Tensor,
     lower: Tensor,
@@ -164,7 +122,7 @@ def _raised(
     last = len(graph.nodes) - 1
     z = sweep.centre[last]
     here = z.gather(1, y[:, None]) - z
-    spheres = Spheres(sweep, reach, moved)
+    spheres = Spheres(sweep, moved)
     eye = torch.eye(graph.outputs, dtype=torch.float64, device=y.device)
     size = _together(graph)
     most = min(size, DOMAINS // effort.width) if effort.depth else size

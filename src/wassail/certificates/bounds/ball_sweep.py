@@ -16,7 +16,6 @@ from wassail.certificates import clock
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.chunks import chunks_of, room_of
 from wassail.certificates.bounds.crown import Sweep
-from wassail.certificates.bounds.reach import Reach
 from wassail.certificates.bounds.rows import Length, Span, narrow_to, units_of
 from wassail.certificates.bounds.spheres import Spheres
 from wassail.certificates.graph.graph import Graph
@@ -50,7 +49,6 @@ class BallSweep(Sweep):
         graph: a network of affine nodes and ReLUs.
         balls: one for each sample.
         known: what CROWN's sweep on these balls proved, node by node.
-        reach: how far the nodes move on them.
         moved: how far the undecided neurons of each layer move together.
     """
 
@@ -59,14 +57,15 @@ class BallSweep(Sweep):
         graph: Graph,
         balls: Balls,
         known: Mapping[int, Span],
-        reach: Reach,
         moved: Mapping[int, Length],
     ) -> None:
         super().__init__(graph, balls, 0, known)
-        self.sectors = None  # what they say is known
-        self.reach = reach
         self.moved = moved
         self.passes = torch.zeros_like(balls.radius)  # through the network, of each sample
+
+    def _sectors(self) -> None:
+        """What they say is known."""
+        return None
 
     def _tighten(self, j: int) -> None:
         """The open entries of node j, the input of an activation, by balls: where they are few."""
@@ -75,9 +74,9 @@ class BallSweep(Sweep):
         self.tight.add(j)
         node = self.graph.nodes[j]
         low, high = (side.flatten(1).clone() for side in self.spans[j])
-        open_ = self.open_entries(j, low, high)
+        open_ = self.values.open_entries(j, low, high)
         few = open_.sum(1, keepdim=True) <= FEW
-        spheres = Spheres(self, self.reach, self.moved)
+        spheres = Spheres(self, self.moved)
         widest = max(n.size for n in self.graph.nodes[: j + 1])
         most = max(1, 4 * room_of(low.device) // widest)
         both_sides = (open_ & few).nonzero()[:, 0].repeat(2)

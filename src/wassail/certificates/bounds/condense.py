@@ -16,7 +16,7 @@ from torch import Tensor
 from wassail.certificates.bounds.ranges import Bounds, bounds_on, gamma
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
-from wassail.certificates.graph.maps import Matrix, Sum, rounding_map
+from wassail.certificates.graph.maps import Matrix, Sum
 
 NEURONS = 1500  # undecided neurons up to which it pays
 STEPS = 12  # on the slopes of the lower lines, which cost little on what is left
@@ -38,25 +38,11 @@ def condensed(bounds: Bounds) -> Bounds:
         return bounds
     states = bounds.states()
     exact = graph.piecewise(states)
-    size = absolute(graph).piecewise(states)
+    size = graph.absolute().piecewise(states)
     # Every coefficient is off by at most gamma times its magnitude, like any other sum over paths
     # of the graph.
     small = replace(layered(exact, size), rounding=gamma(graph)).to(graph.device)
     return bounds_on(small, bounds.region, STEPS)
-
-
-def absolute(graph: Graph) -> Graph:
-    """The network of absolute weights and biases."""
-
-    def absolute(node: Node) -> Node:
-        if not isinstance(node.op, Affine):
-            return node
-        size = node.op.bias_size
-        bias = size if isinstance(size, Tensor) else None
-        op = Affine(rounding_map(node.op.map), bias, node.op.bias_most)
-        return replace(node, op=op)
-
-    return Graph(tuple(absolute(node) for node in graph.nodes))
 
 
 def layered(network: Piecewise, size: Piecewise) -> Graph:

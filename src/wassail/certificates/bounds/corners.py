@@ -30,12 +30,11 @@ from torch.nn.functional import embedding_bag
 from wassail import rounding
 from wassail.certificates import clock
 from wassail.certificates.bounds.balls import fill_one
-from wassail.certificates.bounds.lines import Arithmetic, Shape, entrywise, rounding_of
+from wassail.certificates.bounds.lines import Arithmetic, Shape, rounding_of
 from wassail.certificates.bounds.rows import flattened, narrow_to
 from wassail.certificates.bounds.sector_layer import Slanted, always
 from wassail.certificates.bounds.sectors import Bounded, Pulled, Sectors
 from wassail.certificates.device import HOST
-from wassail.certificates.graph.graph import Relu
 from wassail.certificates.graph.maps import laid_out
 from wassail.rounding import UNIT
 
@@ -207,7 +206,7 @@ class CornerSectors(Sectors):
         i = self.user(j)
         if i is None:
             return
-        open_ = self.sweep.open_entries(j, low, high)
+        open_ = self.values.open_entries(j, low, high)
         counts = open_.sum(1).tolist()
         where = torch.nonzero_static(open_, size=sum(counts))[:, 1]
         places = torch.split(where, counts)
@@ -233,7 +232,7 @@ class CornerSectors(Sectors):
         for some in torch.split(place, self.together(j)):
             if not len(some):
                 continue
-            c = self.sweep.centre[j].flatten(1)[sample, some]
+            c = self.values.centre[j].flatten(1)[sample, some]
             sign = torch.where(c > 0, -1.0, 1.0).to(c.dtype)
             self._sample = sample
             pulled = self.pull_units(j, some, owner)
@@ -277,7 +276,7 @@ class CornerSectors(Sectors):
         Returns:
             The values, `fixed`, and what the layers have of the values at most.
         """
-        a = pulled.a.double() * (sign * self.sweep.inputs.radius[sample])[:, None]
+        a = pulled.a.double() * (sign * self.inputs.radius[sample])[:, None]
         values = torch.cat([a, -a], 1) + self.walls[sample]
         most = a.abs().amax(1)
         fixed = sign * pulled.shift + pulled.spread
@@ -365,7 +364,7 @@ class CornerSectors(Sectors):
             a[some] = pulled.a.double()
             constant[some] = fixed + above + 4 * UNIT * (fixed.abs() + above)
             together[some] = top + 4 * UNIT * (top.abs() + fixed.abs())
-        across = self.sweep.inputs.upper(a, owner)
+        across = self.inputs.upper(a, owner)
         if self.other is None:
             return Bounded(constant, together), a, across
         other, b, beside = self.other.bound(last, rows, owner)
@@ -386,26 +385,26 @@ def turns_of(shape: Shape, error: Tensor, found: Found, kind: Arithmetic) -> Tur
         found: what is known of its neurons.
         kind: the arithmetic of the slopes.
     """
-    op = shape.node.op
-    assert isinstance(op, Relu)
+    bottom = shape.node.slope
+    assert bottom is not None
     low, high = shape.ends
     c = shape.c
     crossing = (low < 0) & (high > 0)
-    own = torch.where(c > 0, torch.ones_like(c), op.slope)
-    decided = torch.where(low >= 0, torch.ones_like(c), op.slope)
+    own = torch.where(c > 0, torch.ones_like(c), bottom)
+    decided = torch.where(low >= 0, torch.ones_like(c), bottom)
     slope = torch.where(crossing, own, decided).to(kind.dtype).double()
     line = shape.lines(slope, slope, error, kind)
     inside = crossing & found.open
     most = torch.maximum(-shape.low, shape.high)
     # The slope, and the value at the sample, are rounded.
     lost = (own - slope).abs() * most
-    lost = lost + 4 * UNIT * (1 + op.slope.abs()) * (c.abs() + most)
+    lost = lost + 4 * UNIT * (1 + bottom.abs()) * (c.abs() + most)
     lost = lost * (1 + rounding_of(shape.node, kind))
     small = always(shape, line.mid, error, kind).double() + laid_out(lost)
     # Down beyond |c| for c > 0, else up.
     beyond = torch.where(c > 0, -shape.low, shape.high) - c.abs()
     box = ((beyond + 4 * UNIT * (c.abs() + most)).clamp(min=0)).flatten(1)
-    gain = torch.where(inside, (1 - op.slope).expand_as(c), 0.0).flatten(1)
+    gain = torch.where(inside, (1 - bottom).expand_as(c), 0.0).flatten(1)
     order = flattened(torch.arange(shape.node.size, device=c.device).reshape(1, *c.shape[1:]))[0]
     back = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=c.device))
     samples = [
@@ -427,17 +426,17 @@ def corners_serve(sweep: Sweep) -> bool:
     of which those of many samples are bounded together.
     """
     graph = sweep.graph
-    acts = [node for node in graph.nodes if entrywise(node)]
+    acts = [node for node in graph.nodes if node.act is not None]
     if sweep.balls.norm != 1 or graph.curved or not acts:
         return False
     widest = max(node.size for node in acts)
-    only = all(isinstance(node.op, Relu) for node in acts)
+    only = all(node.slope is not None for node in acts)
     return only and widest * graph.inputs >= SMALL
 
 
 def both_serve(sweep: Sweep) -> bool:
     """Whether lengths are wanted, too, or are cheap."""
-    widest = max(node.size for node in sweep.graph.nodes if entrywise(node))
+    widest = max(node.size for node in sweep.graph.nodes if node.act is not None)
     return sweep.lengths is not None or widest <= FEW
 
 

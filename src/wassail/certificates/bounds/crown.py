@@ -28,16 +28,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping
-from functools import partial
-from typing import NamedTuple
+from functools import cached_property, partial
+from typing import assert_never
 
 import torch
 from torch import Tensor
-from typing_extensions import assert_never
 
 from wassail import rounding
 from wassail.certificates import clock
-from wassail.certificates.bounds.backward import Backward
+from wassail.certificates.bounds.backward import Backward, unit_rows
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.chunks import (
     all_chunks,
@@ -49,18 +48,17 @@ from wassail.certificates.bounds.chunks import (
 )
 from wassail.certificates.bounds.corners import sectors_of
 from wassail.certificates.bounds.executed import call_error
+from wassail.certificates.bounds.extent import InputExtent
 from wassail.certificates.bounds.lines import (
     Arithmetic,
     Bend,
     Planes,
     Shape,
     Spread,
-    Surface,
-    ends_of,
-    entrywise,
+    Values,
     rounding_of,
-    undecided,
 )
+from wassail.certificates.bounds.reach import Reach
 from wassail.certificates.bounds.rows import (
     Length,
     Span,
@@ -70,18 +68,19 @@ from wassail.certificates.bounds.rows import (
     row_dot,
     units_of,
 )
+from wassail.certificates.bounds.sectors import Sectors
 from wassail.certificates.bounds.substitution import Substitution
 from wassail.certificates.bounds.windows import Looks, Windows
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import UNBOUNDED, within
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
 from wassail.certificates.graph.maps import (
-    Matrix,
+    Linear,
     laid_out,
     magnitude_map,
     rounding_map,
 )
-from wassail.certificates.graph.planes import Curve
+from wassail.certificates.graph.planes import Curve, end_points
 from wassail.errors import InputError
 from wassail.rounding import UNIT
 from wassail.threat import Domain, dual
@@ -92,7 +91,6 @@ POLISH = 4  # steps of the ascent on the slopes for the margins themselves, wher
 # that of the planes.
 SHALLOW = 6
 WIDE = 1024
-STILL = 2.0**-40  # of the values that a node is computed from: what moves less stands still
 ALIKE = 1e-6  # of a bound: a difference that rounding can make
 MOSTLY = 0.6  # share of open neurons from which on a node is bounded in float32 too
 
@@ -127,14 +125,15 @@ class Sweep(Substitution):
         self.known = known or {}
         self.lengths = lengths
         nodes = graph.nodes
-        self.centre: dict[int, Tensor] = {}
-        self.spans: dict[int, Span] = {}
+        self.values = Values(graph, {}, {})
+        self.centre = self.values.centre
+        self.spans = self.values.spans
         # nodes whose values fill a box: maps of them are bounded exactly by intervals
         self.boxes: set[int] = set()
         self.tight: set[int] = set()  # nodes whose spans substitution cannot improve
         # Where rows are asked whether they are decided: before layers that are larger, and so
         # dearer, than those above.
-        acts = [i for i, node in enumerate(nodes) if entrywise(node)]
+        acts = [i for i, node in enumerate(nodes) if node.act is not None]
         widest = max(node.size for node in nodes)
         deep = sum(graph.weighted(nodes[i].inputs[0]) for i in acts)
         self.coarse = widest <= WIDE if graph.curved else deep <= SHALLOW and widest >= WIDE
@@ -148,7 +147,16 @@ class Sweep(Substitution):
         self.halves: dict[int, Span] = {}
         self.spreads: dict[int, Spread] = {}
         self.executed: dict[int, Tensor] = {}  # errors of nodes as they are executed, `(N, *shape)`
-        self.sectors = sectors_of(self)
+        self.sectors = self._sectors()
+
+    def _sectors(self) -> Sectors | None:
+        """The bounds on rows that know more than boxes."""
+        return sectors_of(self)
+
+    @cached_property
+    def reach(self) -> Reach:
+        """How far the nodes move on the balls."""
+        return Reach.make(self.graph, self.balls)
 
     def run(self) -> Sweep:
         """Forward, node by node; before an activation its inputs are bounded by substitution."""
@@ -207,6 +215,11 @@ class Sweep(Substitution):
             operations * total + 16 * self.graph.nodes[i].size
         )
 
+    @property
+    def rows(self) -> int:
+        """Coefficient vectors substituted so far."""
+        return self.taken + (0 if self.sectors is None else self.sectors.rows)
+
     def proved(self) -> dict[int, Span]:
         """The range of the values themselves at the inputs of activations, for sweeps on
         smaller balls.
@@ -223,7 +236,6 @@ class Sweep(Substitution):
             )
         return found
 
-    # long: the value, the span and the errors of a node come from the same magnitudes
     def _affine(self, i: int, node: Node, op: Affine) -> None:
         """Values, interval arithmetic, and the error that rounding adds to `d_i = W d_j`."""
         centres = [self.centre[j] for j in node.inputs]
@@ -262,6 +274,15 @@ class Sweep(Substitution):
             ball = radius * lengths + wide * reach + residual
             low = torch.maximum(low, -ball)
             high = torch.minimum(high, ball)
+        self.spans[i] = self._within_known(i, low, high)
+        self._charge(i, node, map_, reach, residual)
+        if len(node.inputs) == 1 and node.inputs[0] in self.boxes:
+            self.tight.add(i)
+            if map_.moves:
+                self.boxes.add(i)
+
+    def _within_known(self, i: int, low: Tensor, high: Tensor) -> Span:
+        """The span of node i, narrowed by what is known of its values."""
         for known in (self.known, {} if self.sectors is None else self.sectors.reach.ranges):
             if i not in known:
                 continue
@@ -269,9 +290,14 @@ class Sweep(Substitution):
             slack = 2 * UNIT * (self.centre[i].abs() + torch.maximum(bottom.abs(), top.abs()))
             low = torch.maximum(low, (bottom - slack).clamp(max=0))
             high = torch.minimum(high, (top + slack).clamp(min=0))
-        self.spans[i] = low, high
-        # A coefficient vector is rounded when it goes through the map and when it meets others at
-        # the map's inputs.
+        return low, high
+
+    def _charge(self, i: int, node: Node, map_: Linear, reach: Tensor, residual: Tensor) -> None:
+        """What rows pay for when they go through an affine node.
+
+        A coefficient vector is rounded when it goes through the map and when it meets others at
+        the map's inputs. reach: `|W| |d|` at most; residual: what its values are off by.
+        """
         count = map_.back_terms + 4 + max(len(self.users[j]) for j in node.inputs)
         total = torch.stack([self._total(j) for j in node.inputs]).sum(0)
         for kind in (self.exact, self.fast):
@@ -286,10 +312,6 @@ class Sweep(Substitution):
             kind.errors[i] = laid_out(
                 rounding.up(error * (1 + rounding_of(node, kind)), kind.dtype)
             )
-        if len(node.inputs) == 1 and node.inputs[0] in self.boxes:
-            self.tight.add(i)
-            if map_.moves:
-                self.boxes.add(i)
 
     def _executed(self, i: int, node: Node) -> Tensor:
         """What rounding adds where the network is executed (`executed.py`): an error of the
@@ -301,7 +323,7 @@ class Sweep(Substitution):
             for j in node.inputs
         ]
         sources = [self.graph.nodes[j] for j in node.inputs]
-        ranges = [ends_of(self.centre[j], *self.spans[j]) for j in node.inputs]
+        ranges = [end_points(self.centre[j], *self.spans[j]) for j in node.inputs]
         error = call_error(node, sizes, self.graph.execution.dtype, sources, ranges)
         if self.sectors is not None:  # which know how far the inputs move together
             error = torch.fmin(error, self.sectors.reach.executed[i])
@@ -319,13 +341,11 @@ class Sweep(Substitution):
         low, high = self.spans[j]
         most = torch.maximum(-low, high)
         shape = Shape(node, self.centre[j], low, high)
-        if isinstance(node.op, Smooth) and low.device != HOST:  # asked once, when the sweep is done
+        if node.smooth and low.device != HOST:  # asked once, when the sweep is done
             self._bounded.append(within(*shape.ends).all())
         up, down = shape.slopes()
-        before = self.graph.nodes[j].op
-        matrix = isinstance(before, Affine) and isinstance(before.map, Matrix)
-        alone = matrix and up.ndim == 2 and self.users[j] == [i]
-        if alone and isinstance(node.op, Relu) and up.device == HOST:
+        alone = self.graph.nodes[j].matrix is not None and self.users[j] == [i]
+        if alone and not node.smooth and up.device == HOST:
             self.passing[j] = (up != 0) | (down != 0)
         for kind in (self.exact, self.fast):
             self._sink(kind, i, 8 + len(self.users[j]), self._total(j))
@@ -335,11 +355,11 @@ class Sweep(Substitution):
             kind.lines.later(i, partial(shape.lines, up, down, error, kind.precision))
             if self.sectors is not None and kind is self.sectors.kind:
                 self.sectors.add(i, shape, error)
-            if kind is self.exact and isinstance(node.op, Relu):
+            if kind is self.exact and not node.smooth:
                 crossing = (shape.ends[0] < 0) & (shape.ends[1] > 0)
-                make = partial(Bend.make, kind.lines, i, shape, crossing, error, up, down)
+                make = partial(Bend.make, shape, error, crossing, up, down)
                 self.later(i, crossing, make)
-            if kind is self.exact and isinstance(node.op, Smooth):
+            if kind is self.exact and node.smooth:
                 self.smooth[i] = (shape, error)
         self.centre[i], self.spans[i] = shape.output()
 
@@ -349,21 +369,20 @@ class Sweep(Substitution):
         """
         centres = [self.centre[j] for j in node.inputs]
         spans = [self.spans[j] for j in node.inputs]
-        users = max(len(self.users[j]) for j in node.inputs)
-        surface = Surface(node, tuple(centres), tuple(spans), users)
-        plane = curve.plane_on(centres, spans, _Extent(self, node))
+        plane = curve.plane_on(centres, spans, InputExtent(self, node))
         for j in node.inputs:
             if self.users[j][-1] == i:
                 self.spreads.pop(j, None)
         reach = plane.reach(*[torch.maximum(-low, high) for low, high in spans])
         total = torch.stack([self._total(j) for j in node.inputs]).sum(0)
         much = total + reach.reshape(len(reach), -1).sum(1)  # a plane may be several products
+        count = plane.terms + 8 + max(len(self.users[j]) for j in node.inputs)
         for kind in (self.exact, self.fast):
-            self._sink(kind, i, 2 * surface.count(plane), much)
+            self._sink(kind, i, 2 * count, much)
             errors = tuple(self._moved(kind, j) for j in node.inputs)
-            kind.planes[i] = Planes.make(kind, surface, plane, errors, reach, much)
+            kind.planes[i] = Planes.make(kind, node, plane, count, errors, reach, much)
         value = self.centre[i] = curve.value(*centres)
-        ends = [ends_of(c, low, high) for c, (low, high) in zip(centres, spans)]
+        ends = [end_points(c, low, high) for c, (low, high) in zip(centres, spans)]
         bottom, top = curve.span(*ends)
         low, high = rounding.outward(bottom - value, top - value)
         entries = sum(self.graph.nodes[j].size for j in node.inputs)  # what reach may add up
@@ -373,67 +392,26 @@ class Sweep(Substitution):
             torch.minimum(high, wide).clamp(min=0),
         )
 
-    def _along(self, j: int, direction: Tensor) -> Span:
-        """The range of `<direction, d>` for every token of node j, `(N, *shape)` to `(N, ...,
-        1)`: one row for each.
-        """
-        node = self.graph.nodes[j]
-        width = direction.shape[-1]
-        count = node.size // width
-        tokens = direction.reshape(len(direction), count, width)
-        top = direction.new_empty(2, len(direction), count)
-        widest = max(n.size for n in self.graph.nodes[: j + 1])
-        for owner, place in all_chunks(
-            len(direction), count, room_of(top.device) // (2 * widest), top.device
-        ):
-            rows = direction.new_zeros(len(place), count, width)
-            rows = rows.scatter(
-                1, place[:, None, None].expand(-1, 1, width), tokens[owner, place][:, None]
-            )
-            constant, a, both = self.substitute(
-                self.exact, j, laid_out(rows.reshape(-1, *node.shape)), owner, True
-            )
-            top[:, owner, place] = (constant + self.inputs.upper(a, both)).reshape(2, -1)
-        top = torch.where(torch.isnan(top), math.inf, top)  # an overflow is no bound
-        high, low = (side.reshape(*direction.shape[:-1], 1) for side in (top[0], -top[1]))
-        return low, high
-
-    # long: screening, and then the full bounds, narrow the same two tensors
     def _tighten(self, j: int) -> None:
         """Bound node j, the input of an activation, by substitution where intervals leave it
         undecided.
         """
         node = self.graph.nodes[j]
-        users = [self.graph.nodes[i].op for i in self.users[j]]
+        users = [self.graph.nodes[i] for i in self.users[j]]
         spread = None
-        lengthwise = any(isinstance(op, Curved) and op.curve.lengthwise for op in users)
+        lengthwise = any(user.curve is not None and user.curve.lengthwise for user in users)
         if j not in self.spreads and lengthwise:
             spread = self.spreads[j] = Spread.zero(self.balls.x, node.size, self.graph.inputs)
         if j in self.tight and spread is None:
             return
         self.tight.add(j)
         low, high = (side.flatten(1).clone() for side in self.spans[j])
-        c = self.centre[j].flatten(1)
-        smooth = any(isinstance(op, Smooth | Curved) for op in users)
-        widest = max(n.size for n in self.graph.nodes[: j + 1])
-        room = room_of(c.device)
+        smooth = any(user.smooth for user in users)
         windows = None if spread is not None else Windows.of(self.graph, j)
-        if not smooth and (
-            self.fast.lines or self.fast.planes
-        ):  # before the first of them all bounds are exact
-            open_ = self.open_entries(j, low, high)
-            if windows is not None:
-                for some, owner, place in windows.groups(open_):
-                    looks = Looks(windows, j, self.parallel, self.inputs, self.balls, some)
-                    narrow_to(low, high, owner, place, *looks.between(owner, place))
-                    self.rows += len(place)
-            most = room // widest
-            chunks = iter(()) if windows is not None else chunks_of(open_, most, not self.coarse)
-            for group in groups_of(chunks, c.device):
-                found = in_step([self._screen(j, owner, place) for owner, place in group])
-                for (owner, place), (bottom, top) in zip(group, found):
-                    narrow_to(low, high, owner, place, bottom, top)
-        left = low < high if smooth else self.open_entries(j, low, high)
+        # Before the first line or plane all bounds are exact.
+        if not smooth and (self.fast.lines or self.fast.planes):
+            self._screened(j, low, high, windows)
+        left = low < high if smooth else self.values.open_entries(j, low, high)
         if self.sectors is not None and self.sectors.enough and not self.steps:
             left = torch.zeros_like(left)
         if windows is not None and not self.steps:
@@ -441,40 +419,48 @@ class Sweep(Substitution):
                 looks = Looks(windows, j, self.exact, self.inputs, self.balls, some)
                 upper = looks.above(owner, place)
                 narrow_to(low, high, owner, place, -upper[len(place) :], upper[: len(place)])
-                self.rows += 2 * len(place)
+                self.taken += 2 * len(place)
             left = torch.zeros_like(left)
+        self._bounded_by_rows(j, low, high, left, smooth, spread)
+        if self.sectors is not None:
+            self.sectors.narrow(j, low, high)
+        self.spans[j] = low.reshape(-1, *node.shape), high.reshape(-1, *node.shape)
+
+    def _widest(self, j: int) -> int:
+        """Numbers of one row on its way from node j."""
+        return max(node.size for node in self.graph.nodes[: j + 1])
+
+    def _screened(self, j: int, low: Tensor, high: Tensor, windows: Windows | None) -> None:
+        """Spans of node j, `(N, size)`, narrowed in place with parallel lines in float32."""
+        open_ = self.values.open_entries(j, low, high)
+        if windows is not None:
+            for some, owner, place in windows.groups(open_):
+                looks = Looks(windows, j, self.parallel, self.inputs, self.balls, some)
+                narrow_to(low, high, owner, place, *looks.between(owner, place))
+                self.taken += len(place)
+            return
+        chunks = chunks_of(open_, room_of(low.device) // self._widest(j), not self.coarse)
+        for group in groups_of(chunks, low.device):
+            found = in_step([self._screen(j, owner, place) for owner, place in group])
+            for (owner, place), (bottom, top) in zip(group, found):
+                narrow_to(low, high, owner, place, bottom, top)
+
+    def _bounded_by_rows(
+        self, j: int, low: Tensor, high: Tensor, left: Tensor, smooth: bool, spread: Spread | None
+    ) -> None:
+        """Spans of node j, `(N, size)`, narrowed in place by CROWN's lines where they are left."""
+        size = low.shape[1]
         # Where most neurons stay open the bounds are too wide for the slack of float32 to matter.
-        lost = (
-            (left.sum(1, keepdim=True) > MOSTLY * node.size)
-            & (node.size >= WIDE // 2)
-            & (not smooth)
-        )
-        for coarse, chunks in zip(
-            (False, True),
-            two_chunks(left & ~lost, left & lost, room // (2 * widest), not self.coarse),
-        ):
+        lost = (left.sum(1, keepdim=True) > MOSTLY * size) & (size >= WIDE // 2) & (not smooth)
+        most = room_of(low.device) // (2 * self._widest(j))
+        parts = two_chunks(left & ~lost, left & lost, most, not self.coarse)
+        for coarse, chunks in zip((False, True), parts):
             for owner, place in chunks:
                 constant, a = self._sides(j, owner, place, coarse or self.coarse)
                 upper = constant + self.inputs.upper(a, doubled(owner), spent=spread is None)
                 narrow_to(low, high, owner, place, -upper[len(place) :], upper[: len(place)])
                 if spread is not None:
                     spread.put(owner, place, constant, a, self.inputs)
-        if self.sectors is not None:
-            self.sectors.narrow(j, low, high)
-        self.spans[j] = low.reshape(-1, *node.shape), high.reshape(-1, *node.shape)
-
-    def open_entries(self, j: int, low: Tensor, high: Tensor) -> Tensor:
-        """Which entries of node j, with spans `(N, size)`, a bound can help: undecided neurons that
-        move by more than rounding. The difference of two constants, as in a max pooling after
-        weights that training has made 0, does not.
-        """
-        sizes = [
-            (self.centre[i].abs() + torch.maximum(-self.spans[i][0], self.spans[i][1])).flatten(1)
-            for i in self.graph.nodes[j].inputs
-        ]
-        size = torch.stack([v.amax(1) for v in sizes]).amax(0)
-        moving = high - low > STILL * size[:, None]
-        return undecided(self.centre[j].flatten(1), low, high) & moving
 
     def _sides(self, j: int, owner: Tensor, place: Tensor, coarse: bool) -> tuple[Tensor, Tensor]:
         """`d <= constant + <a, d_0>` and then the same for `-d`, for entries `place` of node j:
@@ -485,40 +471,6 @@ class Sweep(Substitution):
             return self.substitute(kind, j, place, owner, True, units=True)[:2]
         rows = units_of(self.graph.nodes[j], place, torch.float64)
         return self.bound(j, rows, owner, self.steps, both=True)[:2]
-
-    def _length(self, j: int, axes: tuple[int, ...]) -> Tensor:
-        """Bounds on the Euclidean norm of `d - middle of its span` along some axes of node j: `(N,
-        *shape)`, length 1 there.
-
-        With `d = A d_0 + shift +- rest`: the norm of A on the ball, and that of the rest. `d = 0`
-        is one of the deviations, so `|shift| <= rest`, and the middle is no farther from it than
-        the norm: the factor pays for their roundings, and the slack of `stretch` for that of
-        `start`.
-        """
-        shape = self.graph.nodes[j].shape
-        spread = self.spreads[j]
-        kept = [k for k in range(len(shape)) if k not in axes]
-        width = math.prod(shape[k] for k in axes)
-        count = math.prod(shape[k] for k in kept)
-
-        def grouped(values: Tensor) -> Tensor:
-            own = values.reshape(len(values), *shape, -1)
-            own = own.permute(0, *(k + 1 for k in kept), *(k + 1 for k in axes), len(shape) + 1)
-            return own.reshape(len(values), count, width, -1)
-
-        low, high = (grouped(side)[..., 0] for side in self.spans[j])
-        middle = (low + high) / 2
-        a = grouped(spread.a)
-        start, stretch = self.inputs.stretch(a)
-        shift = start + grouped(spread.shift)[..., 0] - middle
-        apart = shift.abs() + grouped(spread.rest)[..., 0]
-        found = (stretch + rounding.length(apart, 2, 2)) * (1 + (width + 8) * UNIT)
-        wide = rounding.length(torch.maximum(high - middle, middle - low), 2, 2) * (
-            1 + (width + 8) * UNIT
-        )
-        return torch.fmin(found, wide).reshape(
-            -1, *(1 if k in axes else shape[k] for k in range(len(shape)))
-        )
 
     def _screen(
         self, j: int, owner: Tensor, place: Tensor
@@ -532,9 +484,9 @@ class Sweep(Substitution):
         c = self.centre[j].flatten(1)[owner, place]
         best = (torch.full_like(c, -math.inf), torch.full_like(c, math.inf))
         alive = torch.arange(len(c), device=c.device)
-        self.rows += len(c)
+        self.taken += len(c)
         columns = partial(self.columns, j)
-        start = self.units(kind, j, place, owner)
+        start = unit_rows(self.graph, kind, j, place, owner)
         back = Backward(self.graph, kind, *start, owner, apart=True, columns=columns)
         for i, node, w in back.neurons(j):
             assert back.shift is not None
@@ -584,19 +536,6 @@ class Sweep(Substitution):
         return shift - spread, shift + spread
 
 
-class _Extent(NamedTuple):
-    """How far the inputs of a curve node move together, as a sweep knows it."""
-
-    sweep: Sweep
-    node: Node
-
-    def length(self, k: int, axes: tuple[int, ...]) -> Tensor:
-        return self.sweep._length(self.node.inputs[k], axes)
-
-    def along(self, k: int, direction: Tensor) -> Span:
-        return self.sweep._along(self.node.inputs[k], direction)
-
-
 def margin_bounds(
     graph: Graph,
     x: Tensor,
@@ -640,30 +579,7 @@ def margins(sweep: Sweep, y: Tensor, polish: str = "all") -> tuple[Tensor, Tenso
     for owner, rival in all_chunks(n, outputs - 1, room_of(y.device) // widest, y.device):
         rival = rival + (rival >= y[owner])  # the label is no rival of its own
         rows = eye[rival] - eye[y[owner]]
-        constant, a, _ = sweep.bound(last, rows, owner)
-        if polish == "open":
-            reach = sweep.inputs.upper(a, owner)
-            lower = _base_and_lower(here[owner, rival], constant, reach, size[owner])[1]
-            left = (~(lower > 0)).nonzero()[:, 0]
-            mine = owner if len(owner) == 1 else owner[left]
-            if len(left):
-                constant[left], a[left] = sweep.climbed(
-                    last, rows[left], mine, max(sweep.steps, POLISH), constant[left], a[left]
-                )
-        elif polish == "all":
-            constant, a = sweep.climbed(last, rows, owner, max(sweep.steps, POLISH), constant, a)
-        reach = sweep.inputs.upper(a, owner)
-        together = torch.full_like(reach, math.inf)
-        if sweep.sectors is not None and sweep.sectors.known:
-            other, b, across = sweep.sectors.bound(last, rows, owner)
-            near = constant + reach
-            # Where both are equal but for rounding CROWN's stay.
-            better = other.constant + across < near - ALIKE * (constant.abs() + reach)
-            constant = torch.where(better, other.constant, constant)
-            reach = torch.where(better, across, reach)
-            a = torch.where(better[:, None], b, a)
-            together = other.together
-        found.append((constant, a, reach, together))
+        found.append(_rise(sweep, rows, owner, here[owner, rival], size[owner], polish))
     constant, a, reach, together = (
         _with_label(torch.cat(parts).reshape(n, outputs - 1, *parts[0].shape[1:]), y)
         for parts in zip(*found)
@@ -678,6 +594,39 @@ def margins(sweep: Sweep, y: Tensor, polish: str = "all") -> tuple[Tensor, Tenso
         lower = torch.where(matters, lower, math.inf)
         base = torch.where(matters, base, math.inf)
     return lower, base, -a
+
+
+def _rise(
+    sweep: Sweep, rows: Tensor, owner: Tensor, here: Tensor, size: Tensor, polish: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """By how much rows of the last node may rise, `(R, K)`: `constant + <a, d>`, the most that the
+    last can be, and what all of it is at most. here: the margins at the samples, size: of the
+    logits, `(R,)` each.
+    """
+    last = len(sweep.graph.nodes) - 1
+    constant, a, _ = sweep.bound(last, rows, owner)
+    if polish == "open":
+        lower = _base_and_lower(here, constant, sweep.inputs.upper(a, owner), size)[1]
+        left = (~(lower > 0)).nonzero()[:, 0]
+        mine = owner if len(owner) == 1 else owner[left]
+        if len(left):
+            constant[left], a[left] = sweep.climbed(
+                last, rows[left], mine, max(sweep.steps, POLISH), constant[left], a[left]
+            )
+    elif polish == "all":
+        constant, a = sweep.climbed(last, rows, owner, max(sweep.steps, POLISH), constant, a)
+    reach = sweep.inputs.upper(a, owner)
+    if sweep.sectors is None or not sweep.sectors.known:
+        return constant, a, reach, torch.full_like(reach, math.inf)
+    other, b, across = sweep.sectors.bound(last, rows, owner)
+    # Where both are equal but for rounding CROWN's stay.
+    better = other.constant + across < constant + reach - ALIKE * (constant.abs() + reach)
+    return (
+        torch.where(better, other.constant, constant),
+        torch.where(better[:, None], b, a),
+        torch.where(better, across, reach),
+        other.together,
+    )
 
 
 def _base_and_lower(here: Tensor, constant: Tensor, reach: Tensor, size: Tensor) -> Span:

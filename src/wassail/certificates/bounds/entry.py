@@ -25,7 +25,7 @@ from torch import Tensor
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.norms import map_norm
 from wassail.certificates.bounds.rows import Turned, flattened, of_owner, unflattened
-from wassail.certificates.graph.graph import Affine, Graph
+from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.maps import Linear, laid_out
 from wassail.rounding import UNIT
 
@@ -53,7 +53,7 @@ class Entry:
         self.free = free
         self.shape = graph.nodes[0].shape
         self.square = norm.square() * (1 + 2.0**-50)
-        self.ops = [op for i in path if isinstance(op := graph.nodes[i].op, Affine)]
+        self.maps = [map_ for i in path if (map_ := graph.nodes[i].map) is not None]
         self.there: dict[torch.dtype, list[Linear]] = {}
         self.back: dict[torch.dtype, list[Turned]] = {}
         # `|| |W| ||_2` is at most the root of the product of the other two norms.
@@ -73,12 +73,10 @@ class Entry:
     def _maps(self, dtype: torch.dtype) -> tuple[list[Linear], list[Turned]]:
         if dtype not in self.there:
             self.there[dtype] = [
-                op.map
-                if op.map.coefficients is None
-                else op.map.reweighted(op.map.coefficients.to(dtype))
-                for op in self.ops
+                map_ if map_.coefficients is None else map_.reweighted(map_.coefficients.to(dtype))
+                for map_ in self.maps
             ]
-            self.back[dtype] = [Turned(op.map, dtype) for op in self.ops]
+            self.back[dtype] = [Turned(map_, dtype) for map_ in self.maps]
         return self.there[dtype], self.back[dtype]
 
     def _image(self, x: Tensor, owner: Tensor) -> Tensor:

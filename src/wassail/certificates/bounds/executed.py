@@ -31,13 +31,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from typing_extensions import assert_never
 
 from wassail import names
 from wassail.certificates import clock
+from wassail.certificates.bounds.backward import Walk
 from wassail.certificates.graph.execution import Call, Execution
-from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
-from wassail.certificates.graph.maps import Matrix, Scale, magnitude_map
+from wassail.certificates.graph.graph import Affine, Graph, Node
+from wassail.certificates.graph.maps import Scale, magnitude_map
 from wassail.errors import remedies, unknown
 from wassail.rounding import TINY, UNIT, shifted
 
@@ -89,17 +89,14 @@ def call_error(
     ReLU is rounded, too, and charged to those who use it. Where a sum may overflow the error is
     infinite.
     """
-    assert node.calls is not None and isinstance(node.op, Affine)
+    assert node.calls is not None and node.map is not None
     sizes = [shifted(size, -j.exponent) for j, size in zip(sources, sizes)]
-    off = [
-        _off((j.calls or ()) if isinstance(j.op, Relu) else (), [v], [torch.zeros_like(v)], dtype)
-        for j, v in zip(sources, sizes)
-    ]
+    off = [_off(j.late, [v], [torch.zeros_like(v)], dtype) for j, v in zip(sources, sizes)]
     sizes = [size + late for size, late in zip(sizes, off)]
     within = None
     if ranges is not None:
         within = [_executed_range(*given) for given in zip(sources, ranges, off)]
-    calls = node.calls or (Call(node.op.map),)
+    calls = node.calls or (Call(node.map),)
     return shifted(_off(calls, sizes, off, dtype, within) * SLACK, node.exponent)
 
 
@@ -110,7 +107,7 @@ def _executed_range(
     is off by; a point stays a point.
     """
     low, high = (shifted(side, -source.exponent) for side in around)
-    if source.calls and isinstance(source.op, Relu):
+    if source.late:
         return low - late, high + late
     return (low, low) if around[0] is around[1] else (low, high)
 
@@ -172,8 +169,8 @@ def dot_error(call: Call, low: Tensor, high: Tensor, dtype: torch.dtype) -> Tens
     bias = 0.0 if call.bias is None else call.bias
     most = (both + apart) / 2 + call.map.terms * UNIT * both + bias
     partial = (call.roundings - 2) * most
-    weight = call.map.coefficients
-    known = isinstance(call.map, Matrix) and low is high and low.ndim == 2 and len(low) > 0
+    weight = call.map.matrix
+    known = low is high and low.ndim == 2 and len(low) > 0
     if known and weight is not None and weight.numel() <= SORTED_UP_TO:
         some = torch.split(low, max(1, SORTED_AT_ONCE // weight.numel()))
         parts = torch.cat([_largest_parts(weight * v[:, None]) for v in some])
@@ -262,40 +259,28 @@ def margin_errors(sweep: Sweep, y: Tensor) -> Tensor:
 
 def _margin_error(sweep: Sweep, k: int, y: int) -> Tensor:
     """For one sample, `(K,)`: coefficients go backward as intervals, `middle +- reach`."""
-    nodes = sweep.graph.nodes
-    last = len(nodes) - 1
-    eye = torch.eye(nodes[last].size, dtype=torch.float64).to(sweep.centre[last])
-    middle = {last: eye[y] - eye}
-    reach = {last: torch.zeros_like(eye)}
+    last = len(sweep.graph.nodes) - 1
+    eye = torch.eye(sweep.graph.outputs, dtype=torch.float64).to(sweep.centre[last])
     total = torch.zeros_like(eye[0])
-    for i in range(last, 0, -1):
-        if i not in middle:
+    walk = Walk(sweep.graph, {last: (eye[y] - eye, torch.zeros_like(eye))}, _both_added)
+    for i, node, (w, r) in walk.nodes(last):
+        if node.map is not None:
+            total = total + ((w.abs() + r) * sweep.executed[i][k]).flatten(1).sum(1)
+            r = r + (4 + node.size) * UNIT * w.abs()  # of the products themselves
+            parts = zip(node.map.transpose(w), magnitude_map(node.map).transpose(r))
+            walk.give(node, parts)
             continue
-        node = nodes[i]
-        w = middle.pop(i)
-        r = reach.pop(i)
-        match node.op:
-            case Affine(map_):
-                total = total + ((w.abs() + r) * sweep.executed[i][k]).flatten(1).sum(1)
-                r = r + (4 + node.size) * UNIT * w.abs()  # of the products themselves
-                parts = zip(node.inputs, map_.transpose(w), magnitude_map(map_).transpose(r))
-            case Relu(slope):
-                j = node.inputs[0]
-                c, (low, high) = sweep.centre[j][k], (side[k] for side in sweep.spans[j])
-                least = torch.where(c + low >= 0, 1.0, slope)
-                most = torch.where(c + high <= 0, slope, 1.0)
-                rest = r * most + w.abs() * (most - least) / 2
-                parts = zip((j,), (w * (least + most) / 2,), (rest,))
-            case Input() | Smooth() | Curved():
-                raise AssertionError("refused by `refusal`")
-            case _:
-                assert_never(node.op)
-        for j, part, rest in parts:
-            middle[j] = middle[j] + part if j in middle else part
-            reach[j] = reach[j] + rest if j in reach else rest
+        c, (low, high) = (known[node.inputs[0]] for known in (sweep.centre, sweep.spans))
+        least, most = node.derivative_range(c[k] + low[k], c[k] + high[k])
+        rest = r * most + w.abs() * (most - least) / 2
+        walk.give(node, ((w * (least + most) / 2, rest),))
     total = torch.where(torch.isnan(total), torch.inf, total)
     total[y] = 0.0
     return total
+
+
+def _both_added(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return a[0] + b[0], a[1] + b[1]
 
 
 def arithmetic_of(graph: Graph, arithmetic: str, dtype: torch.dtype | None = None) -> Graph:
@@ -329,15 +314,15 @@ def ahead(graph: Graph, slack: Tensor) -> Graph:
     margins are smaller by that.
     """
     last = graph.nodes[-1]
-    op = last.op
-    if not isinstance(op, Affine):  # logits that are ReLUs: a layer that adds to them
+    if last.map is None:  # logits that are ReLUs: a layer that adds to them
         op = Affine(Scale(torch.ones((), dtype=torch.float64, device=graph.device)))
         last = Node((len(graph.nodes) - 1,), last.shape, last.place, op)
         graph = replace(graph, nodes=(*graph.nodes, last))
-    bias = torch.zeros_like(slack) if op.bias is None else op.bias.expand(last.shape)
+    assert last.map is not None
+    bias = torch.zeros_like(slack) if last.bias is None else last.bias.expand(last.shape)
     moved = bias + slack + torch.where(slack > 0, 2 * UNIT * (bias.abs() + slack), 0.0)
-    most = None if op.bias_most is None else op.bias_most + moved.abs()
-    last = replace(last, op=Affine(op.map, moved, most))
+    most = None if last.bias_most is None else last.bias_most + moved.abs()
+    last = replace(last, op=Affine(last.map, moved, most))
     return replace(graph, nodes=(*graph.nodes[:-1], last), arithmetic="exact")
 
 
@@ -353,24 +338,18 @@ def refusal(graph: Graph) -> str:
     if run.dtype not in TINY:
         return f"a network in {run.dtype}"
     for i, node in enumerate(graph.nodes):
-        if isinstance(node.op, Smooth | Curved):
-            return f"{node.op.name!r} at {node.place}, which is not piecewise linear"
+        if node.smooth:
+            return f"{node.name!r} at {node.place}, which is not piecewise linear"
         if node.inputs and node.calls is None:
             return f"the operation at {node.place}"
-        if not isinstance(node.op, Relu):
+        if node.act is None:
             continue
         last = i == len(graph.nodes) - 1
-        second = isinstance(graph.nodes[node.inputs[0]].op, Relu)
-        if (last or second) and _leaky(graph, i):
+        before = graph.nodes[node.inputs[0]]
+        # A product that is rounded here or right before has no layer to be charged to.
+        if (last or before.act is not None) and (node.late or before.late):
             return f"a leaky ReLU at {node.place} with no layer after it"
     return _settings(graph, run)
-
-
-def _leaky(graph: Graph, i: int) -> bool:
-    """Whether node i, a ReLU, or the one before it rounds a product."""
-    node = graph.nodes[i]
-    before = graph.nodes[node.inputs[0]]
-    return bool(node.calls) or (isinstance(before.op, Relu) and bool(before.calls))
 
 
 def _nnpack() -> bool:

@@ -20,15 +20,15 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from typing_extensions import assert_never
 
-from wassail.certificates.bounds.ranges import Bounds, Span, derivative_span
-from wassail.certificates.bounds.tangents import centred
-from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
-from wassail.certificates.graph.maps import Linear, Scale, Sum, rounding_map
+from wassail.certificates.bounds.backward import Walk
+from wassail.certificates.bounds.ranges import Bounds, Span
+from wassail.certificates.bounds.tangents import centred, head_rows
+from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
+from wassail.certificates.graph.maps import Scale, Sum
 from wassail.certificates.graph.matrix_norms import FEW_SIGNS, positive_norms
 from wassail.geometry import operator_norm
-from wassail.rounding import FLOOR, UNIT, finite_size
+from wassail.rounding import UNIT
 
 NUMBERS = 2**22  # in one tensor of a pass over many boxes
 
@@ -40,95 +40,25 @@ def adjoint(graph: Graph, spans: Mapping[int, Span], rows: Tensor) -> Span:
     spans: what `ranges` found. Interval arithmetic from the head to the input; infinite where an
     infinite value is multiplied.
     """
-    count = len(next(iter(spans.values()))[0]) if spans else 1
-    m = len(rows)
+    head = head_rows(graph, spans, rows)
     last = len(graph.nodes) - 1
-    head = (
-        rows.to(graph.device)
-        .double()
-        .expand(count, m, -1)
-        .reshape(count, m, *graph.nodes[last].shape)
+    walk = Walk(graph, {last: (head, head)}, _sum)
+    for _, node, g in walk.nodes(last):
+        given = [] if node.map is not None else [spans[j] for j in node.inputs]
+        walk.give(node, node.adjoint(g, given, graph.rounding))
+    low, high = walk.weight.get(0, (head.new_zeros(*head.shape[:2], graph.inputs),) * 2)
+    return low.reshape(*head.shape[:2], -1), high.reshape(*head.shape[:2], -1)
+
+
+def _sum(a: Span, b: Span) -> Span:
+    """The sum of two intervals, rounded outward; a sum of opposite infinities is no bound."""
+    low = a[0] + b[0]
+    high = a[1] + b[1]
+    slack = UNIT * (low.abs() + high.abs())
+    return (
+        torch.nan_to_num(low - slack, nan=-math.inf, posinf=math.inf, neginf=-math.inf),
+        torch.nan_to_num(high + slack, nan=math.inf, posinf=math.inf, neginf=-math.inf),
     )
-    span: dict[int, Span] = {last: (head, head)}
-    for i in range(last, 0, -1):
-        if i not in span:
-            continue
-        node = graph.nodes[i]
-        g = span.pop(i)
-        match node.op:
-            case Affine(map_):
-                parts = _pulled(map_, g, graph.rounding)
-            case Curved(curve):
-                parts = curve.adjoint(g, [spans[j] for j in node.inputs])
-            case Relu() | Smooth():
-                least, top = derivative_span(node.op, spans[node.inputs[0]])
-                parts = (_times(g, (least[:, None], top[:, None])),)
-            case Input():
-                raise AssertionError("the input comes last")
-            case _:
-                assert_never(node.op)
-        for j, part in zip(node.inputs, parts):
-            if j in span:
-                low = span[j][0] + part[0]
-                high = span[j][1] + part[1]
-                slack = UNIT * (low.abs() + high.abs())
-                part = _nearest(low - slack, -math.inf), _nearest(high + slack, math.inf)
-            span[j] = part
-    low, high = span.get(0, (head.new_zeros(count, m, graph.inputs),) * 2)
-    return low.reshape(count, m, -1), high.reshape(count, m, -1)
-
-
-def _pulled(map_: Linear, g: Span, rounding: float) -> tuple[Span, ...]:
-    """`W^T g` of gradients `(N, m, *shape)`: centre and radius; what an infinite entry feeds is
-    infinite.
-    """
-    lead = g[0].shape[:2]
-    low, high = (side.flatten(0, 1) for side in g)
-    far = torch.isinf(low) | torch.isinf(high)
-    low = torch.where(far, 0.0, low)
-    high = torch.where(far, 0.0, high)
-    size = map_.magnitude()
-    blown = size.transpose(far.double()) if far.any() else None
-    wide = rounding + UNIT * (map_.terms + 4)
-    found = []
-    for k, (centre, reach, much) in enumerate(
-        zip(
-            map_.transpose((low + high) / 2),
-            size.transpose((high - low) / 2),
-            rounding_map(map_).transpose(torch.maximum(low.abs(), high.abs())),
-        )
-    ):
-        reach = reach + wide * much
-        if blown is not None:
-            reach = torch.where(blown[k] > 0, math.inf, reach)
-        shape = (*lead, *centre.shape[1:])
-        found.append(((centre - reach).reshape(shape), (centre + reach).reshape(shape)))
-    return tuple(found)
-
-
-def _times(g: Span, d: Span) -> Span:
-    """The product of two intervals, rounded outward; 0 times infinity is 0: an infinite side
-    stands for finite numbers.
-    """
-    products = [
-        torch.nan_to_num(a * b, nan=0.0, posinf=math.inf, neginf=-math.inf) for a in g for b in d
-    ]
-    low = torch.minimum(
-        torch.minimum(products[0], products[1]), torch.minimum(products[2], products[3])
-    )
-    high = torch.maximum(
-        torch.maximum(products[0], products[1]), torch.maximum(products[2], products[3])
-    )
-    some = ((g[0] != 0) | (g[1] != 0)) & (
-        (d[0] != 0) | (d[1] != 0)
-    )  # else it is 0, and nothing underflows
-    lost = torch.where(some, FLOOR[torch.float64], 0.0)
-    return low - UNIT * finite_size(low) - lost, high + UNIT * finite_size(high) + lost
-
-
-def _nearest(values: Tensor, side: float) -> Tensor:
-    """A sum of opposite infinities is no bound."""
-    return torch.nan_to_num(values, nan=side, posinf=math.inf, neginf=-math.inf)
 
 
 def entry_norms(low: Tensor, high: Tensor, norm_in: float, norm_out: float) -> Tensor:
@@ -191,7 +121,7 @@ def secants(bounds: Bounds) -> Bounds:
 
     for i, node in enumerate(bounds.graph.nodes):
         inputs = tuple(moved[j] for j in node.inputs)
-        if not isinstance(node.op, Smooth):
+        if node.activation is None:
             moved.append(add(replace(node, inputs=inputs)))
             if i in bounds.spans:
                 spans[moved[i]] = bounds.spans[i]

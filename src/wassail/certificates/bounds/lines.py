@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,11 +23,14 @@ from wassail.certificates.bounds.rows import (
     row_dot,
     unflattened,
 )
-from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
+from wassail.certificates.graph.arc import Arc
+from wassail.certificates.graph.graph import Graph, Node
 from wassail.certificates.graph.maps import laid_out
-from wassail.certificates.graph.planes import Plane
+from wassail.certificates.graph.planes import Plane, end_points
 from wassail.rounding import FLOOR, TINY, UNIT
-from wassail.ties import loud, steep_below
+from wassail.ties import loud
+
+STILL = 2.0**-40  # of the values that a node is computed from: what moves less stands still
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +50,12 @@ class Lines:
     def take(self, owner: Tensor) -> Lines:
         """For rows that belong to samples `owner` `(R,)`; one view if all belong to one."""
         return Lines(*of_owners((self.mid, self.rad, self.off, self.far), owner))
+
+    def pull(self, w: Tensor) -> Span:
+        """Coefficients w `(R, *shape)` of the output as those of the input, constants `(R,)`."""
+        size = w.abs()
+        constant = row_dot(w, self.off) + row_dot(size, self.far)
+        return torch.addcmul(w * self.mid, size, self.rad), constant
 
     def pull_both(self, w: Tensor) -> Span:
         """Coefficients w `(R, *shape)` of the output, then `-w`, as coefficients of the input `(2
@@ -73,8 +83,9 @@ class Planes:
     def make(
         cls,
         kind: Arithmetic,
-        surface: Surface,
+        node: Node,
         plane: Plane,
+        count: int,
         errors: Sequence[Tensor],
         reach: Tensor,
         total: Tensor,
@@ -83,14 +94,13 @@ class Planes:
 
         Args:
             kind: the type.
-            surface: the node and what it is a function of.
+            node: the curve.
             plane: in float64.
+            count: roundings of a coefficient vector that goes through it and meets others.
             errors: of the deviations of the inputs, `(N, *in)` each.
             reach: of the plane, for the deviations.
             total: the sum of the magnitudes that underflow may be multiplied by, `(N,)`.
         """
-        node = surface.node
-        count = surface.count(plane)
         error = plane.reach(*errors) + 1.01 * kind.tiny * count * reach
         off = plane.off.to(kind.dtype)
         far = plane.far + error + kind.floor * (1 + total.reshape(-1, *[1] * len(node.shape)))
@@ -140,24 +150,6 @@ class LinesByNode:
         return len(self._makers)
 
 
-@dataclass(frozen=True, eq=False)
-class Surface:
-    """A curve node on the balls of N samples, as its planes were made.
-
-    centres, spans: of its inputs, `(N, *in)` each; users: the most that one of its inputs is read
-    by.
-    """
-
-    node: Node
-    centres: tuple[Tensor, ...]
-    spans: tuple[Span, ...]
-    users: int
-
-    def count(self, plane: Plane) -> int:
-        """Roundings of a coefficient vector that goes through a plane and meets others."""
-        return plane.terms + 8 + self.users
-
-
 class Precision:
     """A floating-point type, and what is lost in it.
 
@@ -188,14 +180,38 @@ class Arithmetic(Precision):
         self.maps: dict[int, Turned] = {} if like is None else like.maps
         if like is None:
             self.maps = {
-                i: Turned(node.op.map, dtype)
+                i: Turned(node.map, dtype)
                 for i, node in enumerate(graph.nodes)
-                if isinstance(node.op, Affine)
+                if node.map is not None
             }
         self.errors: dict[int, Tensor] = {} if like is None else like.errors
         self.floors: dict[int, Tensor] = {} if like is None else like.floors
         self.lines = LinesByNode()
         self.planes: dict[int, Planes] = {} if like is None else like.planes
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """What a sweep knows of the nodes it has come to. centre: node -> value at the samples; spans:
+    node -> (low <= 0, high >= 0) of `v - centre`, `(N, *shape)` each.
+    """
+
+    graph: Graph
+    centre: dict[int, Tensor]
+    spans: dict[int, Span]
+
+    def open_entries(self, j: int, low: Tensor, high: Tensor) -> Tensor:
+        """Which entries of node j, with spans `(N, size)`, a bound can help: undecided neurons that
+        move by more than rounding. The difference of two constants, as in a max pooling after
+        weights that training has made 0, does not.
+        """
+        sizes = [
+            (self.centre[i].abs() + torch.maximum(-self.spans[i][0], self.spans[i][1])).flatten(1)
+            for i in self.graph.nodes[j].inputs
+        ]
+        size = torch.stack([v.amax(1) for v in sizes]).amax(0)
+        moving = high - low > STILL * size[:, None]
+        return undecided(self.centre[j].flatten(1), low, high) & moving
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,46 +246,26 @@ class Spread:
 
 @dataclass(frozen=True, eq=False)
 class Bend:
-    """What the ascent needs to know of a ReLU node with undecided neurons, in float32 but for
-    the shape and its error.
+    """A ReLU node with undecided neurons: its spans, the error of its input, which neurons those
+    are, and CROWN's slopes above and below in float32; `(N, *shape)` each.
     """
 
     shape: Shape
     error: Tensor
     crossing: Tensor
     up: Tensor
-    above: Tensor
     down: Tensor
-    c: Tensor
-    here: Tensor
-    slope: Tensor
 
     @classmethod
-    def make(
-        cls,
-        lines: LinesByNode,
-        i: int,
-        shape: Shape,
-        crossing: Tensor,
-        error: Tensor,
-        up: Tensor,
-        down: Tensor,
-    ) -> Bend:
-        """Of node i; lines: in float64."""
-        assert shape.node.slope is not None
-        line = lines[i]
-        parts = (up, line.off + line.far, down, shape.c, shape.output()[0])
-        up, above, down, c, here = (laid_out(v.float()) for v in parts)
-        slope = shape.node.slope.float()
-        return cls(shape, error, laid_out(crossing), up, above, down, c, here, slope)
+    def make(cls, shape: Shape, error: Tensor, crossing: Tensor, up: Tensor, down: Tensor) -> Bend:
+        """From slopes in float64."""
+        return cls(shape, error, laid_out(crossing), laid_out(up.float()), laid_out(down.float()))
 
     def take(self, owner: Tensor) -> Bend:
         """For rows that belong to samples `owner` `(R,)`."""
-        names = ("error", "crossing", "up", "above", "down", "c", "here")
-        values = dict(zip(names, of_owners([getattr(self, k) for k in names], owner)))
         c, low, high = of_owners((self.shape.c, self.shape.low, self.shape.high), owner)
         shape = Shape(self.shape.node, c, low, high)
-        return Bend(shape, slope=self.slope, **values)
+        return Bend(shape, *of_owners((self.error, self.crossing, self.up, self.down), owner))
 
 
 @dataclass(frozen=True, eq=False)
@@ -378,38 +374,33 @@ class Shape:
     @cached_property
     def ends(self) -> Span:
         """The input itself, rounded outward."""
-        return self.within or ends_of(self.c, self.low, self.high)
+        return self.within or end_points(self.c, self.low, self.high)
 
     @cached_property
     def here(self) -> Tensor:
         """The value at the samples."""
-        if isinstance(self.node.op, Smooth):
-            return self.node.op.function.value(self.c)
-        return self._relu(self.c)
+        assert self.node.act is not None
+        return self.node.act.value(self.c)
 
     @cached_property
-    def _corners(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of a ReLU: both ends and the kink, stacked, the values there, and the larger end in
-        size.
+    def arc(self) -> Arc:
+        """The activation between the ends."""
+        assert self.node.act is not None
+        return self.node.act.over(*self.ends)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the arc: a function has no name of its own in another process."""
+        return {key: value for key, value in self.__dict__.items() if key != "arc"}
+
+    def cone(self, kind: Precision) -> Span:
+        """The middle slope of each neuron, as it is after rounding, and how far the others are from
+        it: `Arc.cone`, `(N, *shape)` each.
         """
-        low, high = self.ends
-        kink = torch.zeros_like(low).clamp(low, high)
-        points = torch.stack([low, high, kink])
-        return points, self._relu(points), torch.maximum(low.abs(), high.abs())
+        return self.arc.cone(self.c, self.low, self.high, kind.dtype)
 
     def slopes(self) -> Span:
         """CROWN's slopes of the line above and the line below."""
-        low, high = self.ends
-        if isinstance(self.node.op, Smooth):
-            return self.node.op.function.slopes(low, high)
-        slope = self._slope
-        crossing = (low < 0) & (high > 0)
-        up = torch.where(
-            crossing,
-            (high - slope * low) / torch.where(crossing, high - low, 1.0),
-            (low >= 0) * (1 - slope) + slope,
-        )
-        return up, torch.where(crossing, torch.where(steep_below(low, high), 1.0, slope), up)
+        return self.arc.slopes()
 
     def lines(self, up: Tensor, down: Tensor, error: Tensor, kind: Precision) -> Lines:
         """The lines with about these slopes: slopes are rounded first, then the shifts are made to
@@ -439,50 +430,19 @@ class Shape:
         for those of the function elsewhere.
         """
         sign = 1.0 if above else -1.0
-        if isinstance(self.node.op, Smooth):
-            low, high = self.ends
-            f = self.node.op.function
-            v, slack = f.touch(slope, low, high, above)
-            gap = f.value(v) - slope * v
-        else:  # piecewise linear: the extremum is at an end or at the kink
-            points, values, size = self._corners
-            gaps = values - slope * points
-            gap = gaps.amax(0) if above else gaps.amin(0)
-            slack = 4 * UNIT * (1 + slope.abs()) * size
+        gap, slack = self.arc.gap(slope, above)
         here = self.here
         tilt = slope * self.c
         return (
             gap - (here - tilt) + sign * (slack + 4 * UNIT * (gap.abs() + here.abs() + tilt.abs()))
         )
 
-    def _relu(self, v: Tensor) -> Tensor:
-        return torch.where(v > 0, v, self._slope * v)
-
-    @property
-    def _slope(self) -> Tensor:
-        assert isinstance(self.node.op, Relu)
-        return self.node.op.slope
-
     def output(self) -> tuple[Tensor, Span]:
         """The value at the samples and the span of the output's deviation."""
         here = self.here
-        if isinstance(self.node.op, Smooth):
-            least, most = self.node.op.function.span(*self.ends)
-        else:
-            least, most, _ = self._corners[1]
+        least, most = self.arc.span()
         slack = 2 * UNIT * (here.abs() + torch.maximum(least.abs(), most.abs()))
         return here, ((least - here - slack).clamp(max=0), (most - here + slack).clamp(min=0))
-
-
-def entrywise(node: Node) -> bool:
-    """Whether it is an activation: a function of one node, entry by entry."""
-    return isinstance(node.op, Relu | Smooth)
-
-
-def ends_of(c: Tensor, low: Tensor, high: Tensor) -> Span:
-    """The range of a value with deviations in a span, rounded outward."""
-    slack = UNIT * (c.abs() + torch.maximum(-low, high))
-    return c + low - slack, c + high + slack
 
 
 def undecided(c: Tensor, low: Tensor, high: Tensor) -> Tensor:

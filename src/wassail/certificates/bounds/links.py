@@ -18,11 +18,9 @@ from torch import Tensor
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.entry import Entry
 from wassail.certificates.bounds.norms import map_norm
-from wassail.certificates.bounds.reach import UP, Reach, length_above
+from wassail.certificates.bounds.reach import UP, length_above
 from wassail.certificates.bounds.rows import Length
 from wassail.certificates.graph.contract import contractions
-from wassail.certificates.graph.graph import Affine, Relu
-from wassail.certificates.graph.maps import Matrix, Pick
 
 SMALL = 512  # rows of a matrix whose norm is computed for each sample
 SMALLER = 0.8  # of the radius that a link gives: a smaller ball takes its place
@@ -50,12 +48,10 @@ class Links:
     that reads the input, its node, and its link.
     """
 
-    def __init__(
-        self, sweep: Sweep, reach: Reach, lengths: Mapping[int, Length] | None = None
-    ) -> None:
+    def __init__(self, sweep: Sweep, lengths: Mapping[int, Length] | None = None) -> None:
         self.sweep = sweep
         self.graph = sweep.graph
-        self.reach = reach
+        self.reach = sweep.reach
         self.sorted = contractions(self.graph)
         self.radius: dict[int, Tensor] = {}
         self.free: dict[int, Tensor] = {}
@@ -66,14 +62,14 @@ class Links:
         sources = {self._path(i)[0] for i in sweep.bends}
         for i, bend in sweep.bends.items():
             node = self.graph.nodes[i]
-            assert isinstance(node.op, Relu)
+            assert node.slope is not None
             j = node.inputs[0]
             low, high = sweep.spans[j]
             self.free[i] = bend.crossing | (bend.shape.ends[0] >= 0)
             if i in sources:  # the outputs of all others do not move
-                self.free[i] = self.free[i] | (node.op.slope != 0)
+                self.free[i] = self.free[i] | (node.slope != 0)
             box = length_above(torch.where(self.free[i], torch.maximum(-low, high), 0.0))
-            self.radius[i] = torch.minimum(reach.radius[j], box)
+            self.radius[i] = torch.minimum(self.reach.radius[j], box)
             self._join(i)
         for i, (length, those) in (lengths or {}).items():
             if i in self.links:
@@ -119,9 +115,7 @@ class Links:
         nodes = self.graph.nodes
         j = nodes[i].inputs[0]
         found: list[int] = []
-        while (
-            isinstance(nodes[j].op, Affine) and len(nodes[j].inputs) == 1 and j not in self.sorted
-        ):
+        while nodes[j].map is not None and len(nodes[j].inputs) == 1 and j not in self.sorted:
             found.insert(0, j)
             j = nodes[j].inputs[0]
         return [j, *found]
@@ -136,19 +130,18 @@ class Links:
         lost = torch.zeros_like(norm)
         columns = self.free.get(source)
         for k, j in zip([source, *path], path):
-            op = nodes[j].op
-            assert isinstance(op, Affine)
-            most = map_norm(op.map, 2.0, nodes[k].shape, nodes[j].shape)
+            map_ = nodes[j].map
+            assert map_ is not None
+            most = map_norm(map_, 2.0, nodes[k].shape, nodes[j].shape)
             lost = (most * lost + self.reach.lost[j]) * UP
             own = torch.full_like(norm, most)
-            if isinstance(op.map, Matrix) and len(nodes[j].shape) == 1 and nodes[j].size <= SMALL:
+            matrix = nodes[j].matrix
+            if matrix is not None and nodes[j].size <= SMALL:
                 rows = self.free[i] if j == path[-1] else None
-                own = torch.minimum(own, restricted_norm(op.map.weight, rows, columns, len(norm)))
+                own = torch.minimum(own, restricted_norm(matrix, rows, columns, len(norm)))
             norm = norm * own * UP
-            moves = isinstance(op.map, Pick) and columns is not None
-            columns = (
-                op.map.forward(columns.double()) > 0 if moves and columns is not None else None
-            )
+            moved = columns is not None and map_.moves
+            columns = map_.forward(columns.double()) > 0 if moved and columns is not None else None
         return norm, lost
 
 

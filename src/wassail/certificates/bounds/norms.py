@@ -9,18 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TypeAlias
-from weakref import WeakKeyDictionary
+from typing import assert_never
 
 import torch
 from torch import Tensor
-from typing_extensions import assert_never
 
 from wassail.certificates import clock
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.contract import contractions
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Relu, Smooth
-from wassail.certificates.graph.maps import Concat, Linear, Matrix, Pick
+from wassail.certificates.graph.maps import Linear
 from wassail.certificates.graph.matrix_norms import UP, change, matrix_norm
 from wassail.rounding import UNIT, length, times
 from wassail.threat import dual
@@ -30,16 +28,8 @@ def map_norm(map_: Linear, norm: float, shape: tuple[int, ...], output: tuple[in
     """An upper bound on `||map||_{r -> r}` for one sample of shape `shape -> output`; kept for
     as long as the map lives.
     """
-    known = _KNOWN.setdefault(map_, {})
-    # Most maps keep their shapes themselves, but nothing obliges one to.
-    key = (norm, shape, output)
-    if key not in known:
-        known[key] = map_.norm(norm, shape, output)
-    return known[key]
-
-
-_Key: TypeAlias = "tuple[float, tuple[int, ...], tuple[int, ...]]"
-_KNOWN: WeakKeyDictionary[Linear, dict[_Key, float]] = WeakKeyDictionary()
+    key = ("norm", norm, shape, output)
+    return map_.kept(key, lambda: map_.norm(norm, shape, output), small=True)
 
 
 def product(
@@ -56,11 +46,7 @@ def product(
     """
     if graph.curved or _jumps(graph, steepest or {}):
         return math.inf
-    slopes = {
-        i: steepest_slope(node.op)
-        for i, node in enumerate(graph.nodes)
-        if isinstance(node.op, Smooth)
-    }
+    slopes = {i: node.act.steepest for i, node in enumerate(graph.nodes) if node.act is not None}
     found = math.inf
     for inner in (1.0, math.inf, 2.0):  # the dear one last: without it there is a bound in any case
         with suppress(clock.Late):
@@ -79,11 +65,11 @@ def pair_products(graph: Graph, norm: float, label: int) -> Tensor:
     rows = rows[label] - rows
     if _jumps(graph, {}):
         return torch.full((graph.outputs,), math.inf, dtype=torch.float64)
-    if graph.curved or not isinstance(last.op, Affine) or not isinstance(last.op.map, Matrix):
+    if graph.curved or last.matrix is None:
         found = [product(graph.head(row[None]), norm, math.inf) for row in rows]
         return torch.tensor(found, dtype=torch.float64)
     before = Graph(graph.nodes[: last.inputs[0] + 1])
-    weight = last.op.map.weight.to(HOST)
+    weight = last.matrix.to(HOST)
     ways = weight[label] - weight
     slack = 1 + (ways.shape[1] + 16) * UNIT
     lengths = [
@@ -96,18 +82,9 @@ def pair_products(graph: Graph, norm: float, label: int) -> Tensor:
 def _jumps(graph: Graph, steepest: Mapping[int, float]) -> bool:
     """Whether an activation jumps whose slopes on the region are not known."""
     return any(
-        isinstance(node.op, Smooth) and node.op.seen and i not in steepest
+        node.act is not None and node.act.seen and i not in steepest
         for i, node in enumerate(graph.nodes)
     )
-
-
-def steepest_slope(activation: Smooth) -> float:
-    """`max |f'|` on R, beside a jump, rounded up: GELU 1.128905 (erf form), 1.128994 (tanh form),
-    SiLU 1.099840 to six decimals.
-    """
-    far = torch.tensor(math.inf, dtype=torch.float64)
-    least, top = activation.function.derivative_range(-far, far)
-    return max(-float(least), float(top))
 
 
 # long: it is one match over the kinds of nodes, and norms change on the way in and out
@@ -133,13 +110,13 @@ def _walk(
                 found.append(1.0)
             case Relu() | Smooth() | Curved():
                 found.append(times(given[0] * (enter if flat[0] else 1.0), steepest.get(i, 1.0)))
-            case Affine(Pick(None)):
+            case Affine(map_) if map_.in_place and len(given) == 1:
                 plain = True
                 found.append(given[0])
-            case Affine(Matrix(weight)) if len(node.shape) == 1:
+            case Affine() if node.matrix is not None:
                 source = norm_in if flat[0] else inner
                 target = norm_out if i == last else inner
-                found.append(times(given[0], matrix_norm(weight, source, target)))
+                found.append(times(given[0], matrix_norm(node.matrix, source, target)))
             case Affine(map_):
                 given = [g * (enter if f else 1.0) for g, f in zip(given, flat)]
                 found.append(_combined(graph, i, map_, given, inner))
@@ -150,7 +127,7 @@ def _walk(
             found[i] = min(found[i], found[base] * (enter if raw[base] else 1.0))
         raw.append(not node.inputs or (plain and flat[0]))
     final = graph.nodes[last]
-    if isinstance(final.op, Affine) and isinstance(final.op.map, Matrix) and len(final.shape) == 1:
+    if final.matrix is not None:
         return found[-1]
     if raw[-1]:
         return found[-1] * change(graph.outputs, norm_in, norm_out)
@@ -158,7 +135,7 @@ def _walk(
 
 
 def _combined(graph: Graph, i: int, map_: Linear, given: list[float], norm: float) -> float:
-    if isinstance(map_, Concat):
+    if map_.joins:
         return float(torch.linalg.vector_norm(torch.tensor(given, dtype=torch.float64), norm)) * UP
     if len(given) > 1:
         return math.fsum(given) * UP

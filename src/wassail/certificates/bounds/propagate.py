@@ -14,19 +14,19 @@ input. A smooth activation is a neuron like any other: its derivative lies in a 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from wassail.certificates import clock
+from wassail.certificates.bounds.backward import Walk
 from wassail.certificates.bounds.ranges import Bounds, Span, gamma
-from wassail.certificates.graph.graph import (
-    Affine,
-)
 from wassail.certificates.graph.maps import magnitude_map, rounding_map
 from wassail.rounding import UNIT, length, sized
 
+_Sized: TypeAlias = "tuple[Tensor, Tensor, Tensor]"  # low, high, and what is rounded
 ROWS = 2**24  # numbers in one tensor of a pass: rows are handled in parts of about this size
 
 
@@ -109,7 +109,7 @@ class Gradients:
             node = graph.nodes[i]
             if not any(j in value for j in node.inputs):
                 continue
-            if not isinstance(node.op, Affine):
+            if node.map is None:
                 if i not in self.spans:  # it leads nowhere
                     continue
                 if shared:
@@ -124,7 +124,7 @@ class Gradients:
                     value[j] if j in value else directions.new_zeros(size, *graph.nodes[j].shape)
                     for j in node.inputs
                 ]
-                value[i] = node.op.map.forward(*given)
+                value[i] = node.map.forward(*given)
             for j in node.inputs:
                 if uses[j] == i:  # not needed any more
                     value.pop(j, None)
@@ -165,46 +165,43 @@ def gradients(bounds: Bounds, rows: Tensor, tighten: bool = True) -> Gradients:
     """
     graph = bounds.graph
     rows = rows.to(graph.device).double()
-    span: dict[int, Span] = {len(graph.nodes) - 1: (rows, rows)}
-    size: dict[int, Tensor] = {len(graph.nodes) - 1: rows.abs()}
+    last = len(graph.nodes) - 1
     found = Gradients(bounds, rows, {}, {})
     slack = gamma(graph)
-    for i in range(len(graph.nodes) - 1, 0, -1):
-        if i not in span:
-            continue
-        clock.look()
-        node, (low, high), most = graph.nodes[i], span.pop(i), size.pop(i)
-        if not isinstance(node.op, Affine):
-            found = replace(
-                found, spans={**found.spans, i: (low, high)}, sizes={**found.sizes, i: most}
+    walk = Walk(graph, {last: (rows, rows, rows.abs())}, _added)
+    for i, node, (low, high, most) in walk.nodes(last):
+        if node.map is not None:
+            parts = zip(
+                node.map.transpose((low + high) / 2),
+                magnitude_map(node.map).transpose((high - low) / 2),
+                rounding_map(node.map).transpose(most),
             )
-            open_ = bounds.unstable(i)
-            if tighten and open_.any() and not torch.equal(low, high):
-                low, high = _tightened(found, i, open_.flatten())
-                found = replace(found, spans={**found.spans, i: (low, high)})
-            least, top = bounds.derivative(i)
-            corners = torch.stack([low * least, low * top, high * least, high * top])
-            # Lines through a range of slopes are shifted by up to its width.
-            steep = torch.maximum(torch.maximum(least.abs(), top.abs()), top - least)
-            _merge(
-                span,
-                size,
-                node.inputs[0],
-                (corners.amin(0), corners.amax(0)),
-                sized(most) * sized(steep),
-            )
+            walk.give(node, (_around(*part, slack) for part in parts))
             continue
-        map_ = node.op.map
-        absolute = magnitude_map(map_)
-        for j, centre, reach, much in zip(
-            node.inputs,
-            map_.transpose((low + high) / 2),
-            absolute.transpose((high - low) / 2),
-            rounding_map(map_).transpose(most),
-        ):
-            error = slack * much
-            _merge(span, size, j, (centre - reach - error, centre + reach + error), much)
-    return replace(found, spans={**found.spans, 0: span[0]}, sizes={**found.sizes, 0: size[0]})
+        found.spans[i] = (low, high)
+        found.sizes[i] = most
+        open_ = bounds.unstable(i)
+        if tighten and open_.any() and not torch.equal(low, high):
+            low, high = found.spans[i] = _tightened(found, i, open_.flatten())
+        least, top = bounds.derivative(i)
+        corners = torch.stack([low * least, low * top, high * least, high * top])
+        # Lines through a range of slopes are shifted by up to its width.
+        steep = torch.maximum(torch.maximum(least.abs(), top.abs()), top - least)
+        walk.give(node, ((corners.amin(0), corners.amax(0), sized(most) * sized(steep)),))
+    low, high, most = walk.weight[0]
+    found.spans[0] = (low, high)
+    found.sizes[0] = most
+    return found
+
+
+def _around(centre: Tensor, reach: Tensor, much: Tensor, slack: float) -> _Sized:
+    """A range, and the size that its rounding errors are relative to."""
+    error = slack * much
+    return centre - reach - error, centre + reach + error, much
+
+
+def _added(a: _Sized, b: _Sized) -> _Sized:
+    return a[0] + b[0], a[1] + b[1], a[2] + b[2]
 
 
 def _tightened(found: Gradients, i: int, wanted: Tensor) -> Span:
@@ -257,12 +254,3 @@ def _fan(values: Tensor, m: int) -> Tensor:
 
 def _rows(values: Tensor) -> Tensor:
     return values.reshape(len(values), -1)  # unlike flatten(1) also for single numbers
-
-
-def _merge(
-    span: dict[int, Span], size: dict[int, Tensor], key: int, sides: Span, much: Tensor
-) -> None:
-    if key in span:
-        sides = (span[key][0] + sides[0], span[key][1] + sides[1])
-        much = size[key] + much
-    span[key], size[key] = sides, much

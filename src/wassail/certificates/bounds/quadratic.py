@@ -34,7 +34,7 @@ from wassail.certificates import clock
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.executed import margin_errors
 from wassail.certificates.bounds.rows import Span
-from wassail.certificates.graph.graph import Affine, Graph, Input, Relu
+from wassail.certificates.graph.graph import Graph, Node
 from wassail.certificates.graph.maps import rounding_map
 from wassail.rounding import FAINT, UNIT
 
@@ -60,11 +60,10 @@ def has_quadratics(graph: Graph, norm: float) -> bool:
     boxes.
     """
     plain = all(
-        isinstance(node.op, Input | Affine)
-        or (isinstance(node.op, Relu) and not bool(node.op.slope.any()))
+        node.act is None or (node.slope is not None and not bool(node.slope.any()))
         for node in graph.nodes
     )
-    if not plain or norm != math.inf:
+    if not plain or graph.curved or norm != math.inf:
         return False
     return 0 < graph.neurons <= 2 * VARIABLES - graph.inputs  # about half are undecided
 
@@ -116,7 +115,7 @@ def forms_of(sweep: Sweep, ranges: dict[int, Span], k: int) -> Forms | None:
     ranges: what `sweep.proved` returns.
     """
     nodes = sweep.graph.nodes
-    relus = [(i, node.inputs[0]) for i, node in enumerate(nodes) if isinstance(node.op, Relu)]
+    relus = [(i, node.inputs[0]) for i, node in enumerate(nodes) if node.act is not None]
     sides = {j: (ranges[j][0][k].flatten(), ranges[j][1][k].flatten()) for _, j in relus}
     open_ = {i: ((sides[j][0] < 0) & (sides[j][1] > 0)).nonzero()[:, 0] for i, j in relus}
     inputs = sweep.graph.inputs
@@ -129,14 +128,14 @@ def forms_of(sweep: Sweep, ranges: dict[int, Span], k: int) -> Forms | None:
     found: list[tuple[Tensor, ...]] = []
     start = inputs
     for i, node in enumerate(nodes):
-        if isinstance(node.op, Affine):
+        if node.map is not None:
             given = [forms[j] for j in node.inputs]
-            forms[i] = node.op.map.forward(*given)
-            if node.op.bias is not None:
+            forms[i] = node.map.forward(*given)
+            if node.bias is not None:
                 # Not in place: a reshape returns a view of its input's form.
-                forms[i] = torch.cat([forms[i][:1] + node.op.bias, forms[i][1:]])
-            errors[i] = _affine_error(sweep.graph, node.op, given, [errors[j] for j in node.inputs])
-        elif isinstance(node.op, Relu):
+                forms[i] = torch.cat([forms[i][:1] + node.bias, forms[i][1:]])
+            errors[i] = _affine_error(sweep.graph, node, given, [errors[j] for j in node.inputs])
+        elif node.inputs:
             j = node.inputs[0]
             low, high = sides[j]
             places = open_[i]
@@ -181,13 +180,14 @@ def _input_rows(sweep: Sweep, k: int, n: int) -> Tensor:
     return rows.reshape(-1, *shape)
 
 
-def _affine_error(graph: Graph, op: Affine, given: list[Tensor], errors: list[Tensor]) -> Tensor:
+def _affine_error(graph: Graph, node: Node, given: list[Tensor], errors: list[Tensor]) -> Tensor:
     """How far the form of an affine node is from its exact value, for all variables in [-1, 1]."""
-    rough = rounding_map(op.map)
-    unit = graph.rounding + (op.map.terms + 4) * UNIT
+    assert node.map is not None
+    rough = rounding_map(node.map)
+    unit = graph.rounding + (node.map.terms + 4) * UNIT
     sizes = [v.abs().sum(0, keepdim=True) * SURE + old for v, old in zip(given, errors)]
-    passed = op.map.magnitude().forward(*errors)
-    return (passed + unit * (rough.forward(*sizes) + op.bias_size + FAINT)) * SURE
+    passed = node.map.magnitude().forward(*errors)
+    return (passed + unit * (rough.forward(*sizes) + node.bias_size + FAINT)) * SURE
 
 
 class Split:

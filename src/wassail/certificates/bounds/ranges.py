@@ -11,36 +11,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 import torch
 from torch import Tensor
-from typing_extensions import assert_never
 
 from wassail.certificates import clock
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep
+from wassail.certificates.bounds.rows import rounded_up
 from wassail.certificates.graph.graph import (
     Affine,
     Curved,
     Graph,
     Input,
     Node,
-    Op,
     Relu,
     Smooth,
 )
 from wassail.certificates.graph.maps import rounding_map
 from wassail.certificates.graph.region import Region
-from wassail.errors import JumpError
 from wassail.rounding import UNIT, finite_size, outward
 
 Span: TypeAlias = "tuple[Tensor, Tensor]"  # lower and upper side, one shape
-JUMPS = (
-    "the {} of this network jumps where beta x passes its threshold {:g}, which may happen here, "
-    "so that no Lipschitz constant bounds it: give it threshold=40, where the jump is below "
-    "rounding, or use radii with method='crown'."
-)
 
 
 def gamma(graph: Graph) -> float:
@@ -52,28 +45,7 @@ def gamma(graph: Graph) -> float:
 
 def node_terms(node: Node) -> int:
     """Most terms in one sum of a node, with room for its bias and the products."""
-    return node.op.map.terms if isinstance(node.op, Affine) else 4 + len(node.inputs)
-
-
-def derivative_span(op: Op, span: Span) -> Span:
-    """The range of the derivative of a ReLU or an activation where its input has this range, shape
-    of the span.
-
-    A ReLU that keeps its side has one value.
-    """
-    low, high = span
-    match op:
-        case Smooth():
-            if op.seen and bool(op.function.jumps(low, high).any()):
-                raise JumpError(JUMPS.format(op.name, op.threshold))
-            return op.function.derivative_range(low, high)
-        case Relu(slope):
-            least = torch.where((low >= 0) & (high > 0), 1.0, slope)
-            return least, torch.where(high <= 0, slope, 1.0)
-        case Input() | Affine() | Curved():
-            raise AssertionError("not a function of one number")
-        case _:
-            assert_never(op)
+    return node.map.terms if node.map is not None else 4 + len(node.inputs)
 
 
 def magnitudes(graph: Graph, x: Tensor) -> list[Tensor]:
@@ -109,13 +81,13 @@ class Bounds:
 
     def derivative(self, i: int) -> Span:
         """The range of the derivative of the neurons of node i."""
-        return derivative_span(self.graph.nodes[i].op, self.spans[i])
+        return self.graph.nodes[i].derivative_range(*self.spans[i])
 
     def unstable(self, i: int) -> Tensor:
         """Which neurons of node i have more than one derivative, bool of the node's shape:
         ReLUs that may change sides.
         """
-        if isinstance(self.graph.nodes[i].op, Smooth):
+        if self.graph.nodes[i].activation is not None:
             low, high = self.derivative(i)
             return low < high
         low, high = self.spans[i]
@@ -141,7 +113,9 @@ def one_region(region: Region) -> Balls:
     is rounded up.
     """
     x = region.centre[None]
-    sides = [torch.where(side > 0, _up(side), 0.0) for side in (x - region.low, region.high - x)]
+    sides = [
+        torch.where(side > 0, rounded_up(side), 0.0) for side in (x - region.low, region.high - x)
+    ]
     if region.radius < math.inf:
         return Balls(x, x.new_tensor([region.radius]), region.norm, *sides)
     return boxed(x, *sides)
@@ -254,7 +228,7 @@ def far_ranges(graph: Graph, rays: Rays) -> dict[int, Span]:
     for node in graph.nodes[1:]:
         v = [values[j] for j in node.inputs]
         q = [parts[j] for j in node.inputs]
-        value = span_step(graph, node, v)
+        value = node.span(v, graph.rounding)
         t = rays.start.reshape(-1, *[1] * len(node.shape))
         scaled = _far_part(graph, node, q, t)
         if scaled is None:
@@ -272,13 +246,13 @@ def _far_part(graph: Graph, node: Node, q: list[Span], t: Tensor) -> Span | None
     match node.op:
         case Affine(map_, shift):
             bias = t.new_zeros(()) if shift is None else shift / t
-            low, high = affine_span(Affine(map_), q, graph.rounding)
+            low, high = Affine(map_).span(q, graph.rounding)
             error = (graph.rounding + 4 * UNIT) * (
                 node.op.bias_size / t + finite_size(low) + finite_size(high)
             )
             return low + bias.clamp(max=0) - error, high + bias.clamp(min=0) + error
-        case Relu(slope):
-            return _relu(q[0], slope)
+        case Relu():
+            return node.op.span(q)
         case Smooth():
             away = node.op.function.distance_to_relu / t
             least = q[0][0].clamp(min=0)
@@ -299,61 +273,8 @@ def intervals(graph: Graph, x: Span) -> dict[int, Span]:
         (x[0].reshape(-1, *graph.nodes[0].shape), x[1].reshape(-1, *graph.nodes[0].shape))
     ]
     for node in graph.nodes[1:]:
-        span.append(span_step(graph, node, [span[j] for j in node.inputs]))
+        span.append(node.span([span[j] for j in node.inputs], graph.rounding))
     return {j: span[j] for j in graph.read_by_others}
-
-
-def span_step(graph: Graph, node: Node, given: list[Span]) -> Span:
-    """The range of one node from those of its inputs."""
-    match node.op:
-        case Affine():
-            return affine_span(node.op, given, graph.rounding)
-        case Relu(slope):
-            return _relu(given[0], slope)
-        case Smooth():
-            return node.op.function.span(*given[0])
-        case Curved(curve):
-            return curve.span(*given)
-        case Input():
-            raise AssertionError("the input has no range of its own")
-        case _:
-            assert_never(node.op)
-
-
-def _relu(span: Span, slope: Tensor) -> Span:
-    low, high = (
-        side.clamp(min=0) + torch.where(slope > 0, slope * side.clamp(max=0), 0.0) for side in span
-    )
-    return outward(low, high)
-
-
-def affine_span(op: Affine, given: list[Span], rounding: float) -> Span:
-    """`W+ low - W- high + b` and the other way round; infinite sides are followed on their own:
-    W+ and W- cannot cancel.
-    """
-    map_ = op.map
-    plus, minus = map_.signed()
-    far = [(torch.isinf(a).double(), torch.isinf(b).double()) for a, b in given]
-    near = [
-        (torch.where(p > 0, 0.0, a), torch.where(q > 0, 0.0, b))
-        for (a, b), (p, q) in zip(given, far)
-    ]
-    size = (
-        rounding_map(map_).forward(*[torch.maximum(a.abs(), b.abs()) for a, b in near])
-        + op.bias_size
-    )
-    error = (rounding + UNIT * (map_.terms + 4)) * size
-    sides = []
-    for k, sign in ((0, -1.0), (1, 1.0)):
-        side, blown = plus.forward(*[v[k] for v in near]), plus.forward(*[v[k] for v in far])
-        if minus is not None:
-            side, blown = (
-                side - minus.forward(*[v[1 - k] for v in near]),
-                blown + minus.forward(*[v[1 - k] for v in far]),
-            )
-        side = side if op.bias is None else side + op.bias
-        sides.append(torch.where(blown > 0, sign * math.inf, side + sign * error))
-    return sides[0], sides[1]
 
 
 def smooth_bounds(graph: Graph, region: Region, spans: Mapping[int, Span]) -> Bounds:
@@ -361,12 +282,6 @@ def smooth_bounds(graph: Graph, region: Region, spans: Mapping[int, Span]) -> Bo
     gradients of `propagate`.
     """
     inputs = {
-        i: spans[node.inputs[0]]
-        for i, node in enumerate(graph.nodes)
-        if isinstance(node.op, Relu | Smooth)
+        i: spans[node.inputs[0]] for i, node in enumerate(graph.nodes) if node.act is not None
     }
     return Bounds(graph, region, {i: (low[0], high[0]) for i, (low, high) in inputs.items()})
-
-
-def _up(values: Tensor) -> Tensor:
-    return torch.nextafter(values, torch.full_like(values, math.inf))

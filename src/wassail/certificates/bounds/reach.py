@@ -10,30 +10,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from typing import assert_never
 
 import torch
 from torch import Tensor
-from typing_extensions import assert_never
 
 from wassail import rounding
 from wassail.certificates import clock
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.executed import call_error, gamma
-from wassail.certificates.bounds.norms import map_norm, steepest_slope
+from wassail.certificates.bounds.norms import map_norm
 from wassail.certificates.bounds.rows import Span
 from wassail.certificates.graph.contract import contractions
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Relu, Smooth
 from wassail.certificates.graph.maps import (
-    Concat,
-    Linear,
-    Matrix,
     magnitude_map,
     rounding_map,
 )
-from wassail.certificates.graph.matrix_norms import matrix_norm
-from wassail.certificates.graph.operators.convolution import Conv
-from wassail.rounding import FLOOR, UNIT
 
 UP = 1 + 2.0**-40  # more than the roundings of a few products and of a norm take away
 
@@ -73,8 +66,8 @@ class Reach:
         node = graph.nodes[last]
         y = y.to(self.off[0].device)
         own = y[:, None]
-        if isinstance(node.op, Affine) and isinstance(node.op.map, Matrix) and len(node.shape) == 1:
-            weight = node.op.map.weight
+        weight = node.matrix
+        if weight is not None:
             ways = rounding.length(weight[y][:, None] - weight, 2, 2) * (1 + 2.0**-20)
             error = self.executed[last]
             found = ways * self.off[node.inputs[0]][:, None] + error + error.gather(1, own)
@@ -118,10 +111,8 @@ class Forward:
                         self.off[0] = torch.zeros_like(self.radius[0])
                     case Affine():
                         self._affine(i, node.op)
-                    case Relu():
-                        self._activation(i, node.op, node.op.steepest)
-                    case Smooth():
-                        self._activation(i, node.op, steepest_slope(node.op))
+                    case Relu() | Smooth():
+                        self._activation(i, node.op)
                     case Curved():
                         self.centre[i] = node.op.value(*[self.centre[j] for j in node.inputs])
                         self.radius[i] = torch.full_like(self.radius[0], math.inf)
@@ -146,13 +137,13 @@ class Forward:
             least = (known[self.sorted[i].base] + 4 * lost) * UP
             known[i] = torch.minimum(known[i], least)
 
-    def _activation(self, i: int, op: Relu | Smooth, steep: float) -> None:
+    def _activation(self, i: int, op: Relu | Smooth) -> None:
+        steep = op.steepest
         j = self.graph.nodes[i].inputs[0]
         self.centre[i] = op.value(self.centre[j])
         # The value at the sample is rounded, too.
         lost = 2.0**-48 * self.centre[i].abs()
-        if isinstance(op, Smooth):
-            lost = lost + op.function.jump(*_around(self.centre[j], self.most[j]))
+        lost = lost + op.jump(*_around(self.centre[j], self.most[j]))
         self.most[i] = (self.most[j] * steep + lost) * UP
         self.lost[i] = length_above(lost)
         self.radius[i] = (self.radius[j] * steep + self.lost[i]) * UP
@@ -211,7 +202,7 @@ class Forward:
         error = call_error(node, largest, dtype, sources, around)
         length = length_above(error)
         calls = node.calls or ()
-        plain = len(sources) == 1 and not (sources[0].calls and isinstance(sources[0].op, Relu))
+        plain = len(sources) == 1 and not sources[0].late
         if len(calls) != 1 or not plain or node.exponent or sources[0].exponent:
             return error, length
         (call,) = calls
@@ -237,18 +228,18 @@ class Forward:
     def _stretched(self, i: int, op: Affine) -> Tensor:
         """`||W d_j||_2`."""
         node = self.graph.nodes[i]
-        first = isinstance(self.graph.nodes[node.inputs[0]].op, Input) and self.balls.norm == 1
-        if first and isinstance(op.map, Matrix) and len(node.shape) == 1:
-            return self.balls.radius * _first_norm(op.map, node.shape) * UP
-        if first and isinstance(op.map, Conv):
-            return self.balls.radius * _first_norm(op.map, node.shape)
+        if node.inputs == (0,) and self.balls.norm == 1:
+            key = ("longest column", node.shape)
+            longest = op.map.kept(key, lambda: op.map.longest_column(node.shape), small=True)
+            if longest is not None:
+                return self.balls.radius * longest
         return self._by_norms(i, op, self.radius)
 
     def _by_norms(self, i: int, op: Affine, lengths: Mapping[int, Tensor]) -> Tensor:
         """The length of `W v` for inputs of these lengths."""
         node = self.graph.nodes[i]
         given = [lengths[j] for j in node.inputs]
-        if isinstance(op.map, Concat):
+        if op.map.joins:
             return rounding.length(torch.stack(given), 2, 0) * UP
         if len(given) > 1:
             return torch.stack(given).sum(0) * UP
@@ -265,32 +256,6 @@ def _around(centre: Tensor, most: Tensor) -> Span:
 def _wider(sizes: list[Tensor], most: list[Tensor]) -> list[Tensor]:
     """How far values may lie from the sample's, with room for the roundings of a sum."""
     return [far + 2.0**-50 * (size + far) for size, far in zip(sizes, most)]
-
-
-def _first_norm(map_: Matrix | Conv, output: tuple[int, ...]) -> float:
-    """`||W||_{1 -> 2}`, kept for as long as the map lives."""
-    known = _COLUMNS.setdefault(map_, {})
-    if output not in known:
-        known[output] = (
-            longest_column(map_, output)
-            if isinstance(map_, Conv)
-            else matrix_norm(map_.weight, 1.0, 2.0)
-        )
-    return known[output]
-
-
-_COLUMNS: WeakKeyDictionary[Linear, dict[tuple[int, ...], float]] = WeakKeyDictionary()
-
-
-def longest_column(map_: Conv, output: tuple[int, ...]) -> float:
-    """`||W||_{1 -> 2}`, the length of the longest column, from above, with room for a product and a
-    sum; inf after an overflow.
-    """
-    weight = map_.weight
-    squares = map_.reweighted(weight.square() + FLOOR[torch.float64])  # may underflow
-    most = float(squares.transpose(weight.new_ones(1, *output))[0].max())
-    found = math.sqrt(most * (1 + (weight.numel() + 16) * UNIT))
-    return found if math.isfinite(found) else math.inf
 
 
 def length_above(values: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Node
-from wassail.certificates.graph.maps import Linear, Matrix, laid_out
+from wassail.certificates.graph.maps import Linear, laid_out
 
 Span: TypeAlias = "tuple[Tensor, Tensor]"
 # How far some entries of a node move together, `(N,)`, and which ones, `(N, *shape)`.
@@ -105,17 +105,14 @@ class Turned:
         """`(R, *output) -> (R, *shape)` for each input; some: columns of a matrix, where g is 0 in
         all others.
         """
-        if some is not None:
-            assert isinstance(self.map, Matrix)
-            return (g.index_select(1, some) @ self.map.weight.index_select(0, some),)
+        weight = self.map.matrix
+        if some is not None and weight is not None:
+            return (g.index_select(1, some) @ weight.index_select(0, some),)
         return tuple(laid_out(part) for part in self.map.transpose(g))
 
     def rows(self, place: Tensor, node: Node) -> tuple[Tensor, ...]:
         """The transpose of unit vectors for entries `(R,)` of a node's output."""
-        # A matrix acts on the last axis: its rows are those of one token.
-        axes = 1 if isinstance(self.map, Matrix) else 3
-        plain = len(node.inputs) == 1 and len(node.shape) == axes
-        own = self.map.rows(place) if plain else None
+        own = self.map.rows(place, node.shape) if len(node.inputs) == 1 else None
         if own is not None:
             return (laid_out(own),)
         return self.transpose(units_of(node, place, self.dtype))

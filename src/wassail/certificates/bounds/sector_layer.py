@@ -13,13 +13,13 @@ from torch import Tensor
 from wassail import rounding
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.lines import Arithmetic, Shape, rounding_of
-from wassail.certificates.bounds.norms import map_norm, steepest_slope
+from wassail.certificates.bounds.norms import map_norm
 from wassail.certificates.bounds.rows import Span, flattened, of_owner
 from wassail.certificates.device import HOST
-from wassail.certificates.graph.graph import Affine, Graph, Relu, Smooth
+from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.maps import laid_out
 from wassail.geometry import fill
-from wassail.rounding import FAINT, UNIT
+from wassail.rounding import UNIT
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class Bent(Slanted):
             open_: the neurons that may be in the ball, `(N, *shape)`.
             kind: the arithmetic of the slopes.
         """
-        slope, bend = sector_of(shape, kind)
+        slope, bend = shape.cone(kind)
         line = shape.lines(slope, slope, error, kind)
         bend = torch.where(open_, bend, 0.0)
         root = flattened(laid_out(bend)).sqrt() * (1 + 4 * UNIT)
@@ -162,38 +162,9 @@ class Lengths:
         )
 
 
-def sector_of(shape: Shape, kind: Arithmetic) -> Span:
-    """The middle slope of each neuron's sector, as it is after rounding to the type of `kind`, and
-    how far the others are from it: `|f(c + t) - f(c) - slope t| <= bend |t|` on the span. `(N,
-    *shape)` in float64 each; a bend of 0 where the neuron is a line there.
-    """
-    low, high = shape.ends
-    op = shape.node.op
-    if isinstance(op, Smooth):
-        least, most = op.function.derivative_range(low, high)
-        mid = ((least + most) / 2).to(kind.dtype).double()
-        bend = torch.maximum(most - mid, mid - least)
-        # The value at the sample is rounded: that is no multiple of t, and paid apart.
-        return mid, torch.where(torch.isfinite(bend) & (bend > 0), bend * (1 + 4 * UNIT), 0.0)
-    assert isinstance(op, Relu)
-    slope = op.slope
-    c = shape.c
-    crossing = (low < 0) & (high > 0)
-    # The chord from the sample to the far end of the other side.
-    far = torch.where(c > 0, -shape.low, shape.high)
-    share = (c.abs() / torch.where(far > 0, far, 1.0)).clamp(max=1.0)
-    chord = torch.where(c > 0, slope + (1 - slope) * share, 1 - (1 - slope) * share)
-    own = torch.where(c > 0, torch.ones_like(chord), slope)
-    mid = ((chord + own) / 2).to(kind.dtype).double()
-    bend = torch.maximum((chord - mid).abs(), (own - mid).abs())
-    bend = bend + 16 * UNIT * (1 + slope.abs())
-    decided = torch.where(low >= 0, torch.ones_like(chord), slope).expand_as(c)
-    return torch.where(crossing, mid, decided), torch.where(crossing, bend, 0.0)
-
-
 def flattened_root(shape: Shape, kind: Arithmetic) -> Tensor:
     """The root of the bend of every neuron, `(N, size)`, in the order of the node's entries."""
-    return sector_of(shape, kind)[1].flatten(1).sqrt() * (1 + 4 * UNIT)
+    return shape.cone(kind)[1].flatten(1).sqrt() * (1 + 4 * UNIT)
 
 
 def always(shape: Shape, mid: Tensor, error: Tensor, kind: Arithmetic) -> Tensor:
@@ -202,11 +173,7 @@ def always(shape: Shape, mid: Tensor, error: Tensor, kind: Arithmetic) -> Tensor
     """
     found = mid.abs().double() * laid_out(error)
     found = found + kind.floor * (1 + 2 * laid_out(shape.high - shape.low))
-    op = shape.node.op
-    if isinstance(op, Smooth):
-        here = op.function.value(shape.c)
-        found = found + laid_out(2.0**-44 * (here.abs() + shape.c.abs() + FAINT))
-        found = found + laid_out(op.function.jump(*shape.ends))
+    found = found + laid_out(shape.arc.off(shape.c))
     return rounding.up(found * (1 + rounding_of(shape.node, kind)), kind.dtype)
 
 
@@ -223,16 +190,13 @@ def losses_of(graph: Graph, tiny: float) -> dict[int, float]:
             continue
         wide = math.inf
         terms = 16
-        if isinstance(node.op, Affine):
-            map_ = node.op.map
-            terms = terms + 2 * map_.terms
+        if node.map is not None:
+            terms = terms + 2 * node.map.terms
             shape = graph.nodes[node.inputs[0]].shape
-            both = (map_norm(map_, s, shape, node.shape) for s in (1.0, math.inf))
+            both = (map_norm(node.map, s, shape, node.shape) for s in (1.0, math.inf))
             wide = math.sqrt(math.prod(both)) * (1 + 2.0**-20)
-        elif isinstance(node.op, Relu):
-            wide = node.op.steepest
-        elif isinstance(node.op, Smooth):
-            wide = steepest_slope(node.op)
+        elif node.act is not None:
+            wide = node.act.steepest
         before = sum(size[j] for j in node.inputs)
         size[i] = wide * before
         lost[i] = wide * (sum(lost[j] for j in node.inputs) + 2 * terms * tiny * before)

@@ -24,7 +24,6 @@ the price is about that of CROWN's own substitution. `docs/theory.md`, section 7
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -34,11 +33,11 @@ from torch import Tensor
 
 from wassail import rounding
 from wassail.certificates import clock
-from wassail.certificates.bounds.backward import Backward
+from wassail.certificates.bounds.backward import Backward, unit_rows
 from wassail.certificates.bounds.chunks import room_of
-from wassail.certificates.bounds.lines import Arithmetic, Shape, entrywise
+from wassail.certificates.bounds.lines import Arithmetic, Shape
 from wassail.certificates.bounds.norms import map_norm
-from wassail.certificates.bounds.reach import UP, Reach
+from wassail.certificates.bounds.reach import UP
 from wassail.certificates.bounds.rows import (
     flattened,
     narrow_to,
@@ -55,7 +54,6 @@ from wassail.certificates.bounds.sector_layer import (
     losses_of,
 )
 from wassail.certificates.bounds.spectral import matrix_norms
-from wassail.certificates.graph.graph import Affine, Smooth
 from wassail.certificates.graph.maps import laid_out
 from wassail.rounding import UNIT
 
@@ -96,10 +94,16 @@ class Sectors:
     """
 
     def __init__(self, sweep: Sweep) -> None:
-        self.sweep: Sweep = weakref.proxy(sweep)  # which holds this: no circle
+        # Not the sweep itself, which holds this: a circle is freed by chance only.
         self.graph = sweep.graph
+        self.balls = sweep.balls
+        self.inputs = sweep.inputs
+        self.exact = sweep.exact
+        self.values = sweep.values
+        self.moved = sweep.lengths
+        self.rows = 0  # coefficient vectors substituted so far
         self.kind: Arithmetic = sweep.fast if sweep.coarse else sweep.exact
-        self.reach = Reach.make(sweep.graph, sweep.balls)
+        self.reach = sweep.reach
         self.free = (sweep.inputs.below > 0) | (sweep.inputs.above > 0)
         self.layers: dict[int, Layer] = {}
         self._known: dict[int, Lengths] = {}
@@ -117,7 +121,7 @@ class Sectors:
 
     def user(self, j: int) -> int | None:
         """The first activation that reads node j."""
-        users = [i for i in self.sweep.users[j] if entrywise(self.graph.nodes[i])]
+        users = [i for i in self.graph.users[j] if self.graph.nodes[i].act is not None]
         return users[0] if users else None
 
     def narrow(self, j: int, low: Tensor, high: Tensor) -> None:
@@ -130,13 +134,13 @@ class Sectors:
         if i is None:
             return
         node = self.graph.nodes[j]
-        open_ = self.sweep.open_entries(j, low, high)
-        if isinstance(self.graph.nodes[i].op, Smooth):
+        open_ = self.values.open_entries(j, low, high)
+        if self.graph.nodes[i].smooth:
             open_ = low < high
         lengths = open_.sum(1)
         counts = lengths.tolist()
         places = torch.nonzero_static(open_, size=sum(counts))[:, 1]
-        known = self._known[i] = Lengths.nothing(open_.reshape(-1, *node.shape), self.sweep.inputs)
+        known = self._known[i] = Lengths.nothing(open_.reshape(-1, *node.shape), self.inputs)
         begun = 0
         for first, after in _groups(counts, self.together(j)):
             clock.check()
@@ -145,7 +149,7 @@ class Sectors:
             own = places[begun : begun + total]
             begun += total
             # The columns of the first matrix need no product.
-            keep = most <= MOST or (self.sweep.balls.norm == 1 and not self.layers)
+            keep = most <= MOST or (self.balls.norm == 1 and not self.layers)
             if not most or not (keep or self.layers):
                 continue
             part = torch.arange(first, after, device=low.device)
@@ -170,7 +174,10 @@ class Sectors:
         j = node.inputs[0]
         shape = (-1, *self.graph.nodes[j].shape)
         return Shape(
-            node, self.sweep.centre[j][part], low[part].reshape(shape), high[part].reshape(shape)
+            node,
+            self.values.centre[j][part],
+            low[part].reshape(shape),
+            high[part].reshape(shape),
         )
 
     def _narrowed(
@@ -197,7 +204,7 @@ class Sectors:
     def _top(self, pulled: Pulled, owner: Tensor, sign: float, along: dict[int, Tensor]) -> Tensor:
         """`sign <row, d>` is at most this, `(R,)`."""
         a = sign * pulled.a
-        across = self.sweep.inputs.upper(a, owner)
+        across = self.inputs.upper(a, owner)
         found = self.upper(pulled, a, across, owner, sign, along)
         apart = found.constant + across
         return torch.fmin(apart + 2 * UNIT * apart.abs(), found.together)
@@ -211,58 +218,50 @@ class Sectors:
             root: sqrt(k) of each row's neuron, `(samples, rows)`, 0 for rows that do not count.
             part: the samples.
         """
-        balls = self.sweep.inputs
+        found, norms, known.rest[part] = self._lengths(pulled, root, part)
+        for k, norm in norms.items():
+            known.links.setdefault(k, torch.zeros_like(known.rest))[part] = norm
+            found = found + norm[:, None] * self.layers[k].eps[part]
+        found = found + known.rest[part][:, None]
+        known.eps[part] = found * (1 + (len(norms) + 16) * UNIT)
+        if self.moved is not None:
+            # The length of t itself, over the neurons that bend: a ball for `spheres.py`.
+            found, norms, rest = self._lengths(pulled, (root > 0).double(), part)
+            plain = found.amax(1)
+            for k, norm in norms.items():
+                plain = plain + norm * self.layers[k].eps[part].amax(1)
+            known.plain[part] = (plain + rest) * (1 + (len(norms) + 16) * UNIT)
+
+    def _lengths(
+        self, pulled: Pulled, weight: Tensor, part: Tensor
+    ) -> tuple[Tensor, dict[int, Tensor], Tensor]:
+        """Rows times a weight each, as vectors: how long they are for deviations of the input, at
+        each corner for r = 1; the norms of what the layers before add; and the length of the rest.
+        """
         count = len(part)
-        weight = root[:, :, None]
+        weight = weight[:, :, None]
         a = pulled.a.double().reshape(count, -1, pulled.a.shape[1]) * weight
-        if balls.norm == 1:
+        if self.inputs.norm == 1:
             longest = rounding.length(a, 2, 1) * (1 + (a.shape[1] + 8) * UNIT)
         else:
             longest = matrix_norms(a)[:, None]
-        found = longest * balls.radius[part][:, None]
-        for k, bent in pulled.bent.items():
-            norms = matrix_norms(bent.reshape(count, -1, bent.shape[1]) * weight)
-            if k not in known.links:
-                known.links[k] = torch.zeros_like(known.rest)
-            known.links[k][part] = norms
-            found = found + norms[:, None] * self.layers[k].eps[part]
-        rest = (pulled.shift.abs() + pulled.spread).reshape(count, -1) * root
-        known.rest[part] = rounding.length(rest, 2, 1) * (1 + (rest.shape[1] + 8) * UNIT)
-        found = found + known.rest[part][:, None]
-        known.eps[part] = found * (1 + (len(pulled.bent) + 16) * UNIT)
-        if self.sweep.lengths is not None:
-            self._plain(known, pulled, root, part)
-
-    def _plain(self, known: Lengths, pulled: Pulled, root: Tensor, part: Tensor) -> None:
-        """The length of t itself, over the neurons that bend: as `_measure`, without sqrt(k).
-
-        A ball of its own, for the bounds of `spheres.py`.
-        """
-        balls = self.sweep.inputs
-        count = len(part)
-        mine = (root > 0).double()[:, :, None]
-        a = pulled.a.double().reshape(count, -1, pulled.a.shape[1]) * mine
-        if balls.norm == 1:
-            longest = rounding.length(a, 2, 1).amax(1) * (1 + (a.shape[1] + 8) * UNIT)
-        else:
-            longest = matrix_norms(a)
-        found = longest * balls.radius[part]
-        for k, bent in pulled.bent.items():
-            norms = matrix_norms(bent.reshape(count, -1, bent.shape[1]) * mine)
-            found = found + norms * self.layers[k].eps[part].amax(1)
-        rest = (pulled.shift.abs() + pulled.spread).reshape(count, -1) * mine[:, :, 0]
-        found = found + rounding.length(rest, 2, 1) * (1 + (rest.shape[1] + 8) * UNIT)
-        known.plain[part] = found * (1 + (len(pulled.bent) + 16) * UNIT)
+        norms = {
+            k: matrix_norms(bent.reshape(count, -1, bent.shape[1]) * weight)
+            for k, bent in pulled.bent.items()
+        }
+        rest = (pulled.shift.abs() + pulled.spread).reshape(count, -1) * weight[:, :, 0]
+        length = rounding.length(rest, 2, 1) * (1 + (rest.shape[1] + 8) * UNIT)
+        return longest * self.inputs.radius[part][:, None], norms, length
 
     def _along(self, a: Tensor, owner: Tensor) -> dict[int, Tensor]:
         """`||sqrt(k) t||_2` of each layer for the deviation of length `radius` along a, `(R,)`,
         from above: forward with the middle slopes, in float64. For r = 2; {}: nothing is known.
         """
-        if self.sweep.balls.norm != 2 or self.graph.curved or not self.layers:
+        if self.balls.norm != 2 or self.graph.curved or not self.layers:
             return {}
         nodes = self.graph.nodes
-        exact = self.sweep.exact
-        radius = self.sweep.balls.radius[owner].expand(len(a))
+        exact = self.exact
+        radius = self.balls.radius[owner].expand(len(a))
         # Scaled first: the square of a length may not overflow or vanish.
         unit = a.double()
         unit = unit / unit.abs().amax(1, keepdim=True).clamp(min=2.0**-1000)
@@ -272,7 +271,7 @@ class Sectors:
         last = max(self.layers)
         for i, node in enumerate(nodes[: last + 1]):
             clock.look()
-            if isinstance(node.op, Affine):
+            if node.map is not None:
                 value[i] = exact.maps[i].forward(*(value[j] for j in node.inputs))
             elif i in self.layers:
                 layer = self.layers[i]
@@ -301,10 +300,10 @@ class Sectors:
         if not node.inputs:
             return torch.zeros_like(self.reach.radius[0])
         before = self._off(node.inputs[0])
-        if before is None or len(node.inputs) > 1 or not isinstance(node.op, Affine):
+        if before is None or len(node.inputs) > 1 or node.map is None:
             return None
         shape = self.graph.nodes[node.inputs[0]].shape
-        return (before * map_norm(node.op.map, 2.0, shape, node.shape) + self.reach.lost[j]) * UP
+        return (before * map_norm(node.map, 2.0, shape, node.shape) + self.reach.lost[j]) * UP
 
     def add(self, i: int, shape: Shape, error: Tensor) -> None:
         """Activation i with its final spans.
@@ -317,10 +316,10 @@ class Sectors:
         known = self._known.pop(i, None)
         if known is None:
             none = torch.zeros_like(shape.c, dtype=torch.bool)
-            known = Lengths.nothing(none, self.sweep.inputs)
-        if self.sweep.lengths is not None:
+            known = Lengths.nothing(none, self.inputs)
+        if self.moved is not None:
             plain = torch.where(known.plain.isnan(), math.inf, known.plain)
-            self.sweep.lengths[i] = (plain, known.those)
+            self.moved[i] = (plain, known.those)
         bent = Bent.make(shape, error, known.open, self.kind)
         # By the norms of the layers, for rows that are too many for a matrix.
         whole = bent.root.amax(1) * self.reach.radius[shape.node.inputs[0]] * UP
@@ -330,10 +329,10 @@ class Sectors:
         eps = torch.where(direct[:, None], known.eps, least[:, None])
         rest = known.rest
         off = None if self.layers else self._off(shape.node.inputs[0])
-        if off is not None and self.sweep.balls.norm == 2:
+        if off is not None and self.balls.norm == 2:
             # The first layer is a map of the input alone, and its norm holds in every direction.
             given = self.reach.radius[0]
-            wider = self.sweep.balls.radius / torch.where(given > 0, given, 1.0)
+            wider = self.balls.radius / torch.where(given > 0, given, 1.0)
             every = whole * torch.where(given > 0, wider, 1.0) * UP
             linear = ~direct & (every < bent.box / ALIKE)
             eps = torch.where(linear[:, None], every[:, None], eps)
@@ -347,11 +346,11 @@ class Sectors:
 
     def pull_units(self, last: int, place: Tensor, owner: Tensor) -> Pulled:
         """Unit vectors for entries `place` of node `last` backward to the input."""
-        return self._pull(*self.sweep.units(self.kind, last, place, owner), owner)
+        return self._pull(*unit_rows(self.graph, self.kind, last, place, owner), owner)
 
     def _pull(self, weight: dict[int, Tensor], spread: Tensor, owner: Tensor) -> Pulled:
         bent: dict[int, Tensor] = {}
-        self.sweep.rows += len(spread)
+        self.rows += len(spread)
         back = Backward(self.graph, self.kind, weight, spread, owner, apart=True)
         assert back.shift is not None
         for i, node, w in back.neurons(max(weight)):
@@ -394,7 +393,7 @@ class Sectors:
             sign: 1 or -1.
             along: what `_along` found.
         """
-        balls = self.sweep.inputs
+        balls = self.inputs
         fixed = sign * pulled.shift + pulled.spread
         size = pulled.shift.abs() + pulled.spread
         sides = torch.zeros_like(fixed)  # what the layers add to a deviation across a
@@ -433,7 +432,7 @@ class Sectors:
 
         No x below 0 gives more: there the layers add q at most, which is the value at x = 0.
         """
-        radius = self.sweep.inputs.radius[owner].expand(len(a))
+        radius = self.inputs.radius[owner].expand(len(a))
         whole = rounding.length(a.double(), 2, 1) * radius
         p = whole + ahead
         q = sides
@@ -450,7 +449,7 @@ class Sectors:
         most that `<a, d_0>` can be.
         """
         pulled = self.pull(last, rows.to(self.kind.dtype), owner)
-        across = self.sweep.inputs.upper(pulled.a, owner)
+        across = self.inputs.upper(pulled.a, owner)
         along = self._along(pulled.a, owner)
         found = self.upper(pulled, pulled.a, across, owner, 1.0, along)
         return found, pulled.a.double(), across

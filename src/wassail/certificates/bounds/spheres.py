@@ -44,9 +44,8 @@ from wassail.certificates.bounds.ball_layer import BallLayer, widened
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.lines import Arithmetic
 from wassail.certificates.bounds.links import Links
-from wassail.certificates.bounds.reach import UP, Reach, length_above
-from wassail.certificates.bounds.rows import Length, add_to, of_owner, row_dot
-from wassail.certificates.graph.graph import Relu
+from wassail.certificates.bounds.reach import UP, length_above
+from wassail.certificates.bounds.rows import Length, add_to, of_owner
 
 Slopes: TypeAlias = "dict[int, tuple[Tensor, Tensor, Tensor]]"
 Sides: TypeAlias = "Mapping[int, Tensor]"
@@ -86,18 +85,15 @@ class Spheres:
     it is not, 0 where it may be both, `(R, *shape)`.
 
     Args:
-        sweep: the boxes.
-        reach: the radii.
+        sweep: the boxes, and the radii.
         lengths: what a sweep found for the undecided neurons of a layer; default None.
     """
 
-    def __init__(
-        self, sweep: Sweep, reach: Reach, lengths: Mapping[int, Length] | None = None
-    ) -> None:
+    def __init__(self, sweep: Sweep, lengths: Mapping[int, Length] | None = None) -> None:
         self.sweep = sweep
         self.graph = sweep.graph
-        self.reach = reach
-        self.balls = Links(sweep, reach, lengths)
+        self.reach = sweep.reach
+        self.balls = Links(sweep, lengths)
 
     def _layers(
         self, kind: Arithmetic, last: int, owner: Tensor, sides: Sides
@@ -107,7 +103,8 @@ class Spheres:
             if i >= last:
                 continue
             node = self.graph.nodes[i]
-            assert isinstance(node.op, Relu)
+            assert node.slope is not None
+            slope = node.slope.to(kind.dtype)
             c, low, high, error = (
                 of_owner(v, owner).to(kind.dtype)
                 for v in (bend.shape.c, bend.shape.low, bend.shape.high, bend.error)
@@ -115,7 +112,7 @@ class Spheres:
             if i in sides:
                 low = torch.where(sides[i] > 0, torch.maximum(low, -c), low)
                 high = torch.where(sides[i] < 0, torch.minimum(high, -c), high)
-            here = torch.where(c > 0, c, node.op.slope.to(kind.dtype) * c)
+            here = torch.where(c > 0, c, slope * c)
             found[i] = BallLayer(
                 kind.lines[i].take(owner),
                 of_owner(self.balls.free[i], owner),
@@ -123,7 +120,7 @@ class Spheres:
                 here,
                 low,
                 high,
-                node.op.slope.to(kind.dtype),
+                slope,
                 error,
                 self.balls.radius[i][owner].to(kind.dtype),
             )
@@ -217,9 +214,7 @@ class Spheres:
         back = Backward(self.graph, kind, {last: rows}, constant, owner, watch=watch)
         for i, node, w in back.neurons(last):
             if i not in layers:
-                line = kind.lines[i].take(owner)
-                back.constant = back.constant + row_dot(w, line.off)
-                back.take(node, w * line.mid + w.abs() * line.rad, row_dot(w.abs(), line.far))
+                back.take(node, *kind.lines[i].take(owner).pull(w))
                 continue
             if i not in slopes:
                 slopes[i] = self._start(kind, i, layers[i], w, owner, tangents)

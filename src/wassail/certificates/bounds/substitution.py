@@ -12,22 +12,17 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bounds.ascent import Ascent
-from wassail.certificates.bounds.backward import Backward
+from wassail.certificates.bounds.backward import Backward, unit_rows
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.chunks import ALONE
-from wassail.certificates.bounds.lines import Arithmetic, Bend, Lines, Slopes
+from wassail.certificates.bounds.lines import Arithmetic, Bend, Slopes
 from wassail.certificates.bounds.rows import (
-    add_to,
-    doubled,
     flattened,
-    of_owner,
     repeated,
-    row_dot,
     unflattened,
-    units_of,
 )
-from wassail.certificates.graph.graph import Affine, Graph, Relu
-from wassail.certificates.graph.maps import Pick, Sum, laid_out
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.maps import laid_out
 from wassail.errors import InputError
 from wassail.ties import firm
 
@@ -39,7 +34,7 @@ class Substitution:
 
     exact, fast, parallel: the lines and planes of float64, of float32, and of float32 with two
     parallel lines for each neuron; inputs: the balls, as coefficients of the input are laid out;
-    rows: coefficient vectors substituted so far.
+    taken: coefficient vectors substituted so far.
     """
 
     def __init__(self, graph: Graph, balls: Balls) -> None:
@@ -65,7 +60,7 @@ class Substitution:
         # matrix's node; and as places, by that and the sample.
         self.passing: dict[int, Tensor] = {}
         self.awake: dict[tuple[int, int], Tensor | None] = {}
-        self.rows = 0
+        self.taken = 0
 
     def later(self, i: int, crossing: Tensor, make: partial[Bend]) -> None:
         """How to make what `bends` knows of node i; crossing: its undecided neurons."""
@@ -108,8 +103,7 @@ class Substitution:
         """
         if not steps or not any(i < last and i in self.bends for i in self.exact.lines):
             return constant, a
-        ascend = self._climb if self.graph.curved else self._ascend
-        alpha = ascend(last, rows.float(), owner, steps)
+        alpha = self._ascend(last, rows.float(), owner, steps)
         other, b, _ = self.substitute(
             self.exact, last, rows, owner, False, {k: v.double() for k, v in alpha.items()}
         )
@@ -129,9 +123,11 @@ class Substitution:
         lines = {i: self.slopes(i).to(rows.dtype).take(owner) for i in self.exact.lines if i < last}
         alpha = {i: repeated(lines[i].down, rows.shape[0]) for i in self.bends if i < last}
         ascent = Ascent(list(alpha.values()))
+        # The planes of a curve have no way back of their own.
+        measured = self._differentiated if self.graph.curved else self._pulled
         for step in range(1, steps + 1):
             clock.check()
-            found = self._pulled(last, rows, owner, lines, alpha, step < steps)
+            found = measured(last, rows, owner, lines, alpha, step < steps)
             if found is None:  # no undecided neuron feeds the rows
                 break
             value, pulls = found
@@ -141,7 +137,7 @@ class Substitution:
             for i, move in zip(alpha, ascent.moves([pulls.get(i) for i in alpha])):
                 if move is not None:
                     moved = torch.sub(alpha[i], move, alpha=0.3 * 0.9**step)
-                    alpha[i] = torch.maximum(moved, self.bends[i].slope).clamp_(max=1.0)
+                    alpha[i] = torch.maximum(moved, self._least(i).float()).clamp_(max=1.0)
         return dict(zip(alpha, ascent.kept))
 
     def _pulled(
@@ -191,44 +187,38 @@ class Substitution:
                 moved[i] = maps[i].forward(*given)
         return back.constant + reach, pulls
 
-    def _climb(self, last: int, rows: Tensor, owner: Tensor, steps: int) -> dict[int, Tensor]:
-        """As `_ascend`, for networks with curves, whose planes have no way back of their own: by
-        torch's gradients.
-        """
-        alpha = {
-            i: of_owner(self.bends[i].down, owner)
-            .expand(len(rows), *self.bends[i].down.shape[1:])
-            .clone()
-            for i in self.bends
-            if i < last
-        }
-        ascent = Ascent(list(alpha.values()))
-        for step in range(1, steps + 1):
-            clock.check()
-            with torch.enable_grad():
-                leaves = {i: a.requires_grad_(True) for i, a in alpha.items()}
-                constant, a, _ = self.substitute(self.fast, last, rows, owner, False, leaves)
-                value = constant + self.inputs.upper(firm(a), owner)
-                if not value.requires_grad:  # no undecided neuron feeds the rows
-                    break
-                pulls: tuple[Tensor | None, ...] = ()
-                if step < steps:
-                    pulls = torch.autograd.grad(
-                        value.sum(), list(leaves.values()), allow_unused=True
-                    )
-            ascent.keep(-value.detach(), list(alpha.values()))
-            if step == steps:  # nothing comes after it
-                break
-            for i, move in zip(alpha, ascent.moves(pulls)):
-                old = alpha[i].detach()
-                if move is None:  # no undecided neuron of this node feeds the row's
-                    alpha[i] = old
-                    continue
-                slope = self.bends[i].slope
-                alpha[i] = torch.minimum(
-                    torch.maximum(old - 0.3 * 0.9**step * move, slope), torch.ones_like(slope)
-                )
-        return dict(zip(alpha, ascent.kept))
+    def _differentiated(
+        self,
+        last: int,
+        rows: Tensor,
+        owner: Tensor,
+        lines: Mapping[int, Slopes],
+        alpha: Mapping[int, Tensor],
+        steer: bool,
+    ) -> tuple[Tensor, dict[int, Tensor]] | None:
+        """As `_pulled`, by torch's gradients."""
+        none = rows.new_zeros(len(rows), dtype=torch.float64)
+        with torch.enable_grad():
+            leaves = {i: a.detach().requires_grad_(True) for i, a in alpha.items()}
+            back = Backward(self.graph, self.fast, {last: rows}, none, owner, sure=False)
+            for i, node, w in back.neurons(last):
+                slope = lines[i].down
+                if i in leaves:
+                    slope = torch.where(lines[i].crossing > 0, leaves[i], slope)
+                back.take(node, *lines[i].pull(firm(w), slope))
+            value = back.constant + self.inputs.upper(firm(back.inputs()), owner)
+            if not value.requires_grad:
+                return None
+            pulls: tuple[Tensor | None, ...] = ()
+            if steer:
+                pulls = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
+        return value.detach(), {i: g for i, g in zip(leaves, pulls) if g is not None}
+
+    def _least(self, i: int) -> Tensor:
+        """The slope of ReLU i below 0."""
+        slope = self.graph.nodes[i].slope
+        assert slope is not None
+        return slope
 
     def substitute(
         self,
@@ -246,42 +236,21 @@ class Substitution:
         weight: dict[int, Tensor] = {last: rows}
         constant = kind.floors[last][owner].expand(len(rows))
         if units:
-            weight, constant = self.units(kind, last, rows, owner)
-        self.rows += len(rows) * (1 + both)
+            weight, constant = unit_rows(self.graph, kind, last, rows, owner)
+        self.taken += len(rows) * (1 + both)
         columns = partial(self.columns, last)
         back = Backward(self.graph, kind, weight, constant, owner, both, columns=columns)
         for i, node, w in back.neurons(last):
-            part, more = self._through(kind, i, w, back.owner, back.both, alpha)
+            if alpha is not None and i in alpha:
+                back.take(node, *self._bent(i, w, back.owner, alpha[i]))
+                continue
+            line = kind.lines[i].take(back.owner)
+            part, more = line.pull_both(w) if back.both else line.pull(w)
             if back.both:
                 back.double()
             back.take(node, part, more)
         a = back.inputs()
         return back.constant, a, back.owner
-
-    def _through(
-        self,
-        kind: Arithmetic,
-        i: int,
-        w: Tensor,
-        owner: Tensor,
-        both: bool,
-        alpha: Mapping[int, Tensor] | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Coefficients `(R, *shape)` of the output of activation i, and then their negatives if
-        both are wanted, as those of its input, and a constant `(R,)`.
-        """
-        if both and alpha is None:
-            return kind.lines[i].take(owner).pull_both(w)
-        if both:
-            w = torch.cat([w, -w])
-            owner = doubled(owner)
-        if alpha is not None and i in alpha and kind is self.exact:
-            return self._bent(i, w, owner, alpha[i])
-        line = self._lines(kind, i, owner, alpha)
-        w = firm(w)
-        size = w.abs()
-        constant = row_dot(w, line.off) + row_dot(size, line.far)
-        return torch.addcmul(w * line.mid, size, line.rad), constant
 
     def columns(self, last: int, i: int, w: Tensor, owner: Tensor) -> Tensor | None:
         """Where rows of coefficients of node i, a matrix, can differ from 0: neurons that are never
@@ -298,61 +267,10 @@ class Substitution:
 
     def _bent(self, i: int, w: Tensor, owner: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """Coefficients through activation i with the slopes `alpha` below, in float64."""
-        op = self.graph.nodes[i].op
-        assert isinstance(op, Relu)
         line = self.slopes(i).take(owner)
         # Between its two slopes, also after it was rounded to float32.
-        a = torch.maximum(alpha, op.slope).clamp(max=1.0)
+        a = torch.maximum(alpha, self._least(i)).clamp(max=1.0)
         return line.pull(w, torch.where(line.crossing > 0, a, line.down))
-
-    def units(
-        self, kind: Arithmetic, last: int, place: Tensor, owner: Tensor
-    ) -> tuple[dict[int, Tensor], Tensor]:
-        """Unit vectors for entries `place` of a node, taken through the affine nodes right before
-        it: the coefficients that they become, and the errors on the way, `(R,)`.
-
-        A row of a map is read off its weights, and nothing is rounded. A sum passes unit vectors on
-        as they are.
-        """
-        weight: dict[int, Tensor] = {}
-        constant = kind.floors[last][owner].expand(len(place))
-        pure = [last]
-        while pure:
-            i = pure.pop()
-            node = self.graph.nodes[i]
-            if not isinstance(node.op, Affine):
-                add_to(weight, i, units_of(node, place, kind.dtype))
-                continue
-            if i in kind.errors:
-                error = kind.errors[i]
-                constant = constant + error.reshape(len(error), -1)[owner, place].double()
-            map_ = node.op.map
-            passed = isinstance(map_, Sum) or (isinstance(map_, Pick) and map_.source is None)
-            if passed and all(self.users[j] == [i] or j == 0 for j in node.inputs):
-                pure.extend(node.inputs)
-                continue
-            for j, part in zip(node.inputs, kind.maps[i].rows(place, node)):
-                add_to(weight, j, part)
-        return weight, constant
-
-    def _lines(
-        self, kind: Arithmetic, i: int, owner: Tensor, alpha: Mapping[int, Tensor] | None
-    ) -> Lines:
-        """The lines of activation i for rows of `owner`, with the slopes `alpha` below if there
-        are any: those in float32, for an ascent.
-        """
-        if alpha is None or i not in alpha:
-            return kind.lines[i].take(owner)
-        bend = self.bends[i].take(owner)
-        line = kind.lines[i].take(owner)
-        a = alpha[i]
-        below = a * bend.c - bend.here  # the line through the kink
-        mid = (bend.up + a) / 2
-        rad = (bend.up - a) / 2
-        off = (bend.above + below) / 2
-        far = (bend.above - below) / 2
-        pairs = ((mid, line.mid), (rad, line.rad), (off, line.off), (far, line.far))
-        return Lines(*(torch.where(bend.crossing, new, old) for new, old in pairs))
 
 
 def _check_precision(graph: Graph) -> None:

@@ -24,13 +24,13 @@ from torch.nn import functional as F
 from wassail.certificates import clock
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.chunks import room_of
-from wassail.certificates.bounds.lines import Arithmetic, Lines, entrywise
+from wassail.certificates.bounds.lines import Arithmetic, Lines
 from wassail.certificates.bounds.rows import Span
 from wassail.certificates.device import plain
-from wassail.certificates.graph.graph import Affine, Graph
-from wassail.certificates.graph.operators.convolution import Conv
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.maps import Linear, Window
 
-Pair = tuple[int, int]
+Pair = tuple[int, ...]  # down and across
 
 WHOLE = 4  # tensors of one pass that rows of all inputs may take
 
@@ -83,15 +83,17 @@ class Windows:
         pair = _pair(graph, j)
         if pair is None:
             return None
-        i, first, second = pair
+        i, before, map_ = pair
+        first, second = before.window, map_.window
+        assert first is not None and second is not None
         tall, wide = second.weight.shape[2:]
         if 2 * tall * wide > math.prod(graph.nodes[i].shape[1:]):
             return None
         grid = (graph.nodes[j].shape[1], graph.nodes[j].shape[2])
-        return second.kept(("windows", first, i, grid), lambda: cls._made(i, grid, first, second))
+        return map_.kept(("windows", before, i, grid), lambda: cls._made(i, grid, first, second))
 
     @classmethod
-    def _made(cls, act: int, grid: Pair, first: Conv, second: Conv) -> Windows:
+    def _made(cls, act: int, grid: Pair, first: Window, second: Window) -> Windows:
         kernel = second.weight.flatten(1)
         eye = torch.eye(kernel.shape[1], dtype=torch.float64, device=kernel.device)
         eye = eye.reshape(-1, *second.weight.shape[1:])
@@ -238,26 +240,19 @@ class Looks:
         return rows.scatter_(1, where[window % self.windows.places], a)[:, 1:]
 
 
-def _pair(graph: Graph, j: int) -> tuple[int, Conv, Conv] | None:
+def _pair(graph: Graph, j: int) -> tuple[int, Linear, Linear] | None:
     """Node j as a convolution of an activation of a convolution of the input, the first of
     which nothing else reads: that activation, the first and the second.
     """
-    second = _convolution(graph, j)
-    if second is None or second.dilation != (1, 1):
+    second = graph.nodes[j].map
+    if second is None or second.window is None or second.window.dilation != (1, 1):
         return None
     i = graph.nodes[j].inputs[0]
-    if not entrywise(graph.nodes[i]):
+    if graph.nodes[i].act is None:
         return None
     k = graph.nodes[i].inputs[0]
-    first = _convolution(graph, k)
-    if first is None or graph.nodes[k].inputs != (0,) or graph.users[k] != [i]:
+    first = graph.nodes[k].map
+    if first is None or first.window is None:
         return None
-    return i, first, second
-
-
-def _convolution(graph: Graph, j: int) -> Conv | None:
-    """The map of node j, if that is a convolution of one group."""
-    op = graph.nodes[j].op
-    if isinstance(op, Affine) and isinstance(op.map, Conv) and op.map.groups == 1:
-        return op.map
-    return None
+    alone = graph.nodes[k].inputs == (0,) and graph.users[k] == [i]
+    return (i, first, second) if alone else None

@@ -191,7 +191,7 @@ UNBOUNDED = (
 
 
 @dataclass(frozen=True, eq=False)
-class _Bent(Activation):
+class Bent(Activation):
     """Convex from 0 up to a bend c >= 0 and concave after it; the mirror image is the same up
     to a linear function.
     """
@@ -243,7 +243,7 @@ class _Bent(Activation):
 
 
 @dataclass(frozen=True, eq=False)
-class _Sigmoidal(_Bent):
+class _Sigmoidal(Bent):
     """sigmoid (rate 1) and tanh (rate 2): `f' = rate^2 sigma(rate v) sigma(-rate v)`."""
 
     function: Callable[[Tensor], Tensor]
@@ -299,7 +299,7 @@ class _Table:
 
 
 @dataclass(frozen=True, eq=False)
-class _Gated(_Bent):
+class _Gated(Bent):
     """GELU and SiLU: `f(v) = v g(v)`; gate: `g`, `g'` and `g''`.
 
     tail and centre: first guesses of the point where `f'` has a given value, left of `-c` and

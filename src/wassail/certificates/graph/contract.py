@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -36,12 +35,7 @@ class Contraction:
 
 def contractions(graph: Graph) -> Mapping[int, Contraction]:
     """The nodes that sorting makes of others; kept for as long as the graph lives."""
-    if graph not in _KNOWN:
-        _KNOWN[graph] = _Tracer(graph).run()
-    return _KNOWN[graph]
-
-
-_KNOWN: WeakKeyDictionary[Graph, dict[int, Contraction]] = WeakKeyDictionary()
+    return graph.kept("contractions", lambda: _Tracer(graph).run())
 
 
 @dataclass(frozen=True, eq=False)

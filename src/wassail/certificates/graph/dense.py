@@ -16,6 +16,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from wassail.certificates.graph.maps import Linear
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,3 +176,71 @@ class Piecewise:
         counts = torch.bincount(self.layer).tolist()
         ends = [sum(counts[: i + 1]) for i in range(len(counts))]
         return [slice(end - size, end) for end, size in zip(ends, counts)]
+
+
+class Columns:
+    """A network while it is written in this form: every node as an affine function of (x, z), a
+    batch of n + H + 1 columns, the last one the constant.
+
+    Args:
+        inputs: n.
+        free: H, the neurons that stay.
+    """
+
+    def __init__(self, inputs: int, free: int) -> None:
+        self.inputs = inputs
+        self.free = free
+        self.count = inputs + free + 1
+        self.taken = inputs  # columns that belong to inputs and neurons so far
+        none = torch.zeros(0, dtype=torch.float64)
+        self.rows = [none.new_zeros(0, self.count)]
+        self.slopes = [none]
+        self.layers = [none.long()]
+
+    def start(self, shape: tuple[int, ...]) -> Tensor:
+        """The input."""
+        eye = torch.eye(self.inputs, dtype=torch.float64)
+        return F.pad(eye, (0, 0, 0, self.free + 1)).reshape(self.count, *shape)
+
+    def affine(self, map_: Linear, bias: Tensor | None, given: Sequence[Tensor]) -> Tensor:
+        """An affine node of others."""
+        out = map_.forward(*given)
+        if bias is None:
+            return out
+        # Not in place: a reshape returns a view of its input.
+        return torch.cat([out[:-1], out[-1:] + bias])
+
+    def relu(self, slope: Tensor, side: Tensor, given: Tensor, level: int) -> Tensor:
+        """ReLUs of a node; side: 1 where one is always active, 0 where never, -1 where it stays;
+        level: of those that stay.
+        """
+        where = (side < 0).flatten().nonzero().flatten()
+        count = len(where)
+        before = given.reshape(self.count, -1)
+        after = (given * torch.where(side == 1, 1.0, slope)).reshape(self.count, -1)
+        after[:, where] = 0
+        after[torch.arange(self.taken, self.taken + count), where] = 1.0
+        self.taken += count
+        self.rows.append(before[:, where].T)
+        self.slopes.append(slope.flatten()[where])
+        self.layers.append(torch.full((count,), level))
+        return after.reshape(given.shape)
+
+    def network(self, output: Tensor) -> Piecewise:
+        """The whole, its neurons layer by layer; output: the last node."""
+        table = torch.cat(self.rows)
+        out = output.reshape(self.count, -1).T
+        layer = torch.cat(self.layers)
+        order = torch.argsort(layer, stable=True)
+        table = table[order]
+        n = self.inputs
+        return Piecewise(
+            table[:, :n],
+            table[:, n:-1][:, order],
+            table[:, -1],
+            out[:, :n],
+            out[:, n:-1][:, order],
+            out[:, -1],
+            torch.cat(self.slopes)[order],
+            torch.unique(layer[order], return_inverse=True)[1],
+        )

@@ -7,25 +7,34 @@ What a node computes is one of a few kinds (`Op`). Ask with `match node.op` and 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar, assert_never
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from typing_extensions import assert_never
 
 from wassail.certificates import clock
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import ACTIVATIONS, Activation
-from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.arc import Arc, ReluArc, SmoothArc
+from wassail.certificates.graph.dense import Columns, Piecewise
 from wassail.certificates.graph.execution import Call, Execution
-from wassail.certificates.graph.maps import Linear, Matrix, Scale, moved_to
-from wassail.certificates.graph.planes import Curve
+from wassail.certificates.graph.maps import Linear, Matrix, Scale, moved_to, rounding_map
+from wassail.certificates.graph.planes import Curve, Span
 from wassail.certificates.graph.switched import switched
-from wassail.errors import InputError
+from wassail.certificates.graph.tangent import AffineTangent, EntrywiseTangent, Tangent
+from wassail.errors import InputError, JumpError
+from wassail.rounding import FLOOR, UNIT, finite_size, outward
+
+JUMPS = (
+    "the {} of this network jumps where beta x passes its threshold {:g}, which may happen here, "
+    "so that no Lipschitz constant bounds it: give it threshold=40, where the jump is below "
+    "rounding, or use radii with method='crown'."
+)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +69,59 @@ class Affine:
         """What the map gave, with the bias."""
         return out if self.bias is None else out + self.bias
 
+    def span(self, given: Sequence[Span], rounding: float) -> Span:
+        """The range of the values from those of the inputs, rounded outward: `W+ low - W- high + b`
+        and the other way round. Infinite sides are followed on their own: W+ and W- cannot cancel.
+
+        rounding: the relative error of the weights.
+        """
+        map_ = self.map
+        plus, minus = map_.signed()
+        far = [(torch.isinf(a).double(), torch.isinf(b).double()) for a, b in given]
+        near = [
+            (torch.where(p > 0, 0.0, a), torch.where(q > 0, 0.0, b))
+            for (a, b), (p, q) in zip(given, far)
+        ]
+        size = rounding_map(map_).forward(*[torch.maximum(a.abs(), b.abs()) for a, b in near])
+        error = (rounding + UNIT * (map_.terms + 4)) * (size + self.bias_size)
+        sides = []
+        for k, sign in ((0, -1.0), (1, 1.0)):
+            side, blown = plus.forward(*[v[k] for v in near]), plus.forward(*[v[k] for v in far])
+            if minus is not None:
+                side = side - minus.forward(*[v[1 - k] for v in near])
+                blown = blown + minus.forward(*[v[1 - k] for v in far])
+            side = self.shifted(side)
+            sides.append(torch.where(blown > 0, sign * math.inf, side + sign * error))
+        return sides[0], sides[1]
+
+    def adjoint(self, g: Span, given: Sequence[Span], rounding: float) -> tuple[Span, ...]:
+        """`W^T g` of gradients `(N, m, *shape)`: centre and radius; what an infinite entry feeds is
+        infinite.
+        """
+        map_ = self.map
+        lead = g[0].shape[:2]
+        low, high = (side.flatten(0, 1) for side in g)
+        far = torch.isinf(low) | torch.isinf(high)
+        low = torch.where(far, 0.0, low)
+        high = torch.where(far, 0.0, high)
+        size = map_.magnitude()
+        blown = size.transpose(far.double()) if far.any() else None
+        wide = rounding + UNIT * (map_.terms + 4)
+        much = rounding_map(map_).transpose(torch.maximum(low.abs(), high.abs()))
+        parts = zip(map_.transpose((low + high) / 2), size.transpose((high - low) / 2), much)
+        found = []
+        for k, (centre, reach, most) in enumerate(parts):
+            reach = reach + wide * most
+            if blown is not None:
+                reach = torch.where(blown[k] > 0, math.inf, reach)
+            shape = (*lead, *centre.shape[1:])
+            found.append(((centre - reach).reshape(shape), (centre + reach).reshape(shape)))
+        return tuple(found)
+
+    def tangent(self, given: Sequence[Span], rounding: float) -> Tangent:
+        """The map is its own derivative."""
+        return AffineTangent(self.map, rounding)
+
     def to(self, device: torch.device) -> Affine:
         """The same with its tensors on a device."""
         return Affine(
@@ -67,8 +129,47 @@ class Affine:
         )
 
 
+class Entrywise(ABC):
+    """An activation: a function of one number, entry by entry.
+
+    seen: whether it jumps by more than a rounding of the model.
+    """
+
+    seen: bool = False
+
+    @abstractmethod
+    def value(self, *given: Tensor) -> Tensor:
+        """The values at samples `(m, *shape)`."""
+
+    @abstractmethod
+    def derivative_range(self, low: Tensor, high: Tensor) -> Span:
+        """The range of the derivative on `[low, high]`, of their shape."""
+
+    @abstractmethod
+    def over(self, low: Tensor, high: Tensor) -> Arc:
+        """What relaxations ask of it, with its input between two."""
+
+    @property
+    @abstractmethod
+    def steepest(self) -> float:
+        """The largest derivative in size on all of R, beside a jump, rounded up."""
+
+    def jump(self, low: Tensor, high: Tensor) -> Tensor:
+        """How far the model's function may be from the one that slopes are known of."""
+        return torch.zeros_like(low)
+
+    def adjoint(self, g: Span, given: Sequence[Span], rounding: float) -> tuple[Span, ...]:
+        """The range of `f'(v) g` for gradients `(N, m, *shape)`."""
+        least, top = self.derivative_range(*given[0])
+        return (_times(g, (least[:, None], top[:, None])),)
+
+    def tangent(self, given: Sequence[Span], rounding: float) -> Tangent:
+        """Between the ends of the derivative's range."""
+        return EntrywiseTangent.make(self.derivative_range(*given[0]))
+
+
 @dataclass(frozen=True, eq=False)
-class Relu:
+class Relu(Entrywise):
     """`max(v, slope v)`, entry by entry; slope: in [0, 1], broadcasts against one sample."""
 
     slope: Tensor
@@ -82,13 +183,30 @@ class Relu:
         """The values at samples `(m, *shape)`."""
         return torch.where(given[0] > 0, given[0], self.slope * given[0])
 
+    def span(self, given: Sequence[Span], rounding: float = 0.0) -> Span:
+        """The range of the values, rounded outward."""
+        low, high = (
+            side.clamp(min=0) + torch.where(self.slope > 0, self.slope * side.clamp(max=0), 0.0)
+            for side in given[0]
+        )
+        return outward(low, high)
+
+    def over(self, low: Tensor, high: Tensor) -> Arc:
+        """Two lines."""
+        return ReluArc(self.slope, low, high)
+
+    def derivative_range(self, low: Tensor, high: Tensor) -> Span:
+        """One value where a neuron keeps its side."""
+        least = torch.where((low >= 0) & (high > 0), 1.0, self.slope)
+        return least, torch.where(high <= 0, self.slope, 1.0)
+
     def to(self, device: torch.device) -> Relu:
         """The same with its tensors on a device."""
         return Relu(self.slope.to(device))
 
 
 @dataclass(frozen=True)
-class Smooth:
+class Smooth(Entrywise):
     """A smooth activation, entry by entry; name: one of `ACTIVATIONS`.
 
     threshold: above it the model has the identity instead; seen: whether the jump there is more
@@ -110,6 +228,31 @@ class Smooth:
         """The values at samples `(m, *shape)`."""
         return self.function.value(given[0])
 
+    def span(self, given: Sequence[Span], rounding: float) -> Span:
+        """The range of the values, rounded outward."""
+        return self.function.span(*given[0])
+
+    def over(self, low: Tensor, high: Tensor) -> Arc:
+        """A piece of the curve."""
+        return SmoothArc(self.function, low, high)
+
+    @cached_property
+    def steepest(self) -> float:
+        """GELU 1.128905 (erf form), 1.128994 (tanh form), SiLU 1.099840 to six decimals."""
+        far = torch.tensor(math.inf, dtype=torch.float64)
+        least, top = self.function.derivative_range(-far, far)
+        return max(-float(least), float(top))
+
+    def jump(self, low: Tensor, high: Tensor) -> Tensor:
+        """As the function says."""
+        return self.function.jump(low, high)
+
+    def derivative_range(self, low: Tensor, high: Tensor) -> Span:
+        """A `JumpError` where the function has none."""
+        if self.seen and bool(self.function.jumps(low, high).any()):
+            raise JumpError(JUMPS.format(self.name, self.threshold))
+        return self.function.derivative_range(low, high)
+
 
 @dataclass(frozen=True, eq=False)
 class Curved:
@@ -125,6 +268,37 @@ class Curved:
     def value(self, *given: Tensor) -> Tensor:
         """The values at samples `(m, *shape)`."""
         return self.curve.value(*given)
+
+    def span(self, given: Sequence[Span], rounding: float) -> Span:
+        """The range of the values, rounded outward."""
+        return self.curve.span(*given)
+
+    def adjoint(self, g: Span, given: Sequence[Span], rounding: float) -> tuple[Span, ...]:
+        """The range of `J^T g`."""
+        return self.curve.adjoint(g, given)
+
+    def tangent(self, given: Sequence[Span], rounding: float) -> Tangent:
+        """As the curve says."""
+        return self.curve.tangent(given)
+
+
+def _times(g: Span, d: Span) -> Span:
+    """The product of two intervals, rounded outward; 0 times infinity is 0: an infinite side
+    stands for finite numbers.
+    """
+    products = [
+        torch.nan_to_num(a * b, nan=0.0, posinf=math.inf, neginf=-math.inf) for a in g for b in d
+    ]
+    low = torch.minimum(
+        torch.minimum(products[0], products[1]), torch.minimum(products[2], products[3])
+    )
+    high = torch.maximum(
+        torch.maximum(products[0], products[1]), torch.maximum(products[2], products[3])
+    )
+    # Else it is 0, and nothing underflows.
+    some = ((g[0] != 0) | (g[1] != 0)) & ((d[0] != 0) | (d[1] != 0))
+    lost = torch.where(some, FLOOR[torch.float64], 0.0)
+    return low - UNIT * finite_size(low) - lost, high + UNIT * finite_size(high) + lost
 
 
 Op: TypeAlias = Input | Affine | Relu | Smooth | Curved
@@ -154,6 +328,11 @@ class Node:
         return self.op.map if isinstance(self.op, Affine) else None
 
     @property
+    def matrix(self) -> Tensor | None:
+        """The weights of an affine node that is a matrix of one token, `(size, inputs)`."""
+        return None if self.map is None or len(self.shape) > 1 else self.map.matrix
+
+    @property
     def bias(self) -> Tensor | None:
         """The bias of an affine node."""
         return self.op.bias if isinstance(self.op, Affine) else None
@@ -179,9 +358,55 @@ class Node:
         return self.op.name if isinstance(self.op, Smooth) else None
 
     @property
+    def smooth(self) -> bool:
+        """Whether it is a smooth activation or a curve: not piecewise linear."""
+        return isinstance(self.op, Smooth | Curved)
+
+    @property
+    def name(self) -> str:
+        """What messages call a smooth activation or a curve."""
+        return self.op.name if isinstance(self.op, Smooth | Curved) else ""
+
+    @property
+    def late(self) -> tuple[Call, ...]:
+        """Calls of a ReLU: the product of a leaky one is rounded, and charged to its readers."""
+        return (self.calls or ()) if isinstance(self.op, Relu) else ()
+
+    @property
     def curve(self) -> Curve | None:
         """The curve of a curved node."""
         return self.op.curve if isinstance(self.op, Curved) else None
+
+    @property
+    def act(self) -> Relu | Smooth | None:
+        """The activation of a node that is one: a function of one node, entry by entry."""
+        return self.op if isinstance(self.op, Relu | Smooth) else None
+
+    def derivative_range(self, low: Tensor, high: Tensor) -> Span:
+        """The range of the derivative of an activation where its input lies between two."""
+        assert self.act is not None
+        return self.act.derivative_range(low, high)
+
+    @property
+    def _step(self) -> Affine | Relu | Smooth | Curved:
+        assert not isinstance(self.op, Input), "the input is computed from nothing"
+        return self.op
+
+    def span(self, given: Sequence[Span], rounding: float) -> Span:
+        """The range of its values from those of its inputs, `(N, *shape)`, rounded outward;
+        rounding: the relative error of the weights.
+        """
+        return self._step.span(given, rounding)
+
+    def adjoint(self, g: Span, given: Sequence[Span], rounding: float) -> tuple[Span, ...]:
+        """The range of `J^T g`, rounded outward: g `(N, m, *shape)`, given: ranges of the inputs;
+        `(N, m, *in)` for each.
+        """
+        return self._step.adjoint(g, given, rounding)
+
+    def tangent(self, given: Sequence[Span], rounding: float) -> Tangent:
+        """Its derivative where its inputs have these ranges."""
+        return self._step.tangent(given, rounding)
 
     @property
     def size(self) -> int:
@@ -226,6 +451,17 @@ class Graph:
     common: bool = False
 
     @cached_property
+    def _derived(self) -> dict[str, Any]:
+        return {}
+
+    def kept(self, name: str, make: Callable[[], _T]) -> _T:
+        """What `make` returns: made once, and kept with the graph, which does not change."""
+        if name not in self._derived:
+            self._derived[name] = make()
+        found: _T = self._derived[name]
+        return found
+
+    @cached_property
     def device(self) -> torch.device:
         """Where its tensors are, and so where bounds are computed; the CPU if it has none."""
         return next((v.device for node in self.nodes for v in node.tensors), HOST)
@@ -249,12 +485,12 @@ class Graph:
     @property
     def smooth(self) -> bool:
         """Whether there is a smooth activation or a curve: it is not piecewise linear."""
-        return any(isinstance(node.op, Smooth | Curved) for node in self.nodes)
+        return any(node.smooth for node in self.nodes)
 
     @property
     def curved(self) -> bool:
         """Whether there is a curve: a product, a softmax or a normalisation."""
-        return any(isinstance(node.op, Curved) for node in self.nodes)
+        return any(node.curve is not None for node in self.nodes)
 
     def weighted(self, j: int) -> bool:
         """Whether weights lie between node j and the activations before it. None do where maxima
@@ -324,9 +560,22 @@ class Graph:
         piecewise linear.
         """
         self.refuse_smooth()
+        return self.with_maps(lambda op: Affine(op.map))
+
+    def absolute(self) -> Graph:
+        """The network of absolute weights and biases."""
+
+        def sizes(op: Affine) -> Affine:
+            bias = None if op.bias is None and op.bias_most is None else sizes_of(op)
+            return Affine(rounding_map(op.map), bias, op.bias_most)
+
+        return self.with_maps(sizes)
+
+    def with_maps(self, change: Callable[[Affine], Affine]) -> Graph:
+        """The network with other affine nodes, in exact arithmetic."""
         return Graph(
             tuple(
-                replace(node, op=Affine(node.op.map)) if isinstance(node.op, Affine) else node
+                replace(node, op=change(node.op)) if isinstance(node.op, Affine) else node
                 for node in self.nodes
             )
         )
@@ -351,13 +600,12 @@ class Graph:
     def refuse_smooth(self) -> None:
         """An `InputError` that names the first smooth activation or curve, if there is one."""
         for node in self.nodes:
-            if isinstance(node.op, Smooth | Curved):
+            if node.smooth:
                 raise InputError(
-                    f"{node.op.name!r} at {node.place} is not piecewise linear: this method is for "
+                    f"{node.name!r} at {node.place} is not piecewise linear: this method is for "
                     "ReLU networks, use one that takes smooth activations."
                 )
 
-    # long: it is one match over the kinds of nodes, which fill the same table
     def piecewise(self, states: Mapping[int, Tensor] | None = None, limit: int = 5000) -> Piecewise:
         """The dense form, for networks of at most `limit` free neurons; on the CPU, where exact
         programs are solved.
@@ -381,64 +629,24 @@ class Graph:
                 f"{total} ReLUs may change sides here: exact methods take at most {limit}, use "
                 "method='propagate'."
             )
-        # Every node as an affine function of (x, z): a batch of n + H + 1 columns, the last one the
-        # constant.
-        columns = n + total + 1
-        start = n
+        columns = Columns(n, total)
         value: list[Tensor] = []
         depth: list[int] = []
-        none = torch.zeros(0, dtype=torch.float64)
-        rows = [none.new_zeros(0, columns)]
-        slopes = [none]
-        layers = [none.long()]
         for i, node in enumerate(self.nodes):
             clock.look()
             given = [value[j] for j in node.inputs]
             level = max((depth[j] for j in node.inputs), default=0)
-            match node.op:
-                case Relu(factor):
-                    free = (sides[i] < 0).flatten()
-                    slope = factor.expand(node.shape)
-                    before = given[0].reshape(columns, -1)
-                    after = (given[0] * torch.where(sides[i] == 1, 1.0, slope)).reshape(columns, -1)
-                    where = free.nonzero().flatten()
-                    count = int(free.sum())
-                    after[:, where] = 0
-                    after[torch.arange(start, start + count), where] = 1.0
-                    rows.append(before[:, where].T)
-                    slopes.append(slope.flatten()[where])
-                    layers.append(torch.full((count,), level))
-                    value.append(after.reshape(columns, *node.shape))
-                    start = start + count
-                    level = level + (count > 0)
-                case Affine(map_, bias):
-                    out = map_.forward(*given)
-                    if bias is not None:  # not in place: a reshape returns a view of its input
-                        out = torch.cat([out[:-1], out[-1:] + bias])
-                    value.append(out)
-                case Input():
-                    eye = torch.eye(n, dtype=torch.float64)
-                    value.append(F.pad(eye, (0, 0, 0, total + 1)).reshape(columns, *node.shape))
-                case Smooth() | Curved():
-                    raise AssertionError("refused by `relus`")
-                case _:
-                    assert_never(node.op)
+            if not node.inputs:
+                value.append(columns.start(node.shape))
+            elif node.map is not None:
+                value.append(columns.affine(node.map, node.bias, given))
+            else:
+                assert node.slope is not None, "refused by `relus`"
+                slope = node.slope.expand(node.shape)
+                value.append(columns.relu(slope, sides[i], given[0], level))
+                level = level + bool((sides[i] < 0).any())
             depth.append(level)
-        table = torch.cat(rows)
-        out = value[-1].reshape(columns, -1).T
-        layer = torch.cat(layers)
-        order = torch.argsort(layer, stable=True)  # layer by layer, as Piecewise stores them
-        table = table[order]
-        return Piecewise(
-            table[:, :n],
-            table[:, n:-1][:, order],
-            table[:, -1],
-            out[:, :n],
-            out[:, n:-1][:, order],
-            out[:, -1],
-            torch.cat(slopes)[order],
-            torch.unique(layer[order], return_inverse=True)[1],
-        )
+        return columns.network(value[-1])
 
 
 def sizes_of(op: Affine) -> Tensor:

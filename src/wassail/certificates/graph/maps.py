@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,18 @@ from wassail.certificates.graph.matrix_norms import UP, matrix_norm
 from wassail.rounding import FLOOR, UNIT, shifted, sized
 
 KEPT_UP_TO = 2**18  # weights of a map that keeps what is made of them: 5 MB
+ROOM = 1 + 2.0**-40  # more than the roundings of a few products and of a norm take away
 _T = TypeVar("_T")
+
+
+class Window(NamedTuple):
+    """A convolution of images: its kernel `(out, in, height, width)`, and how it moves."""
+
+    weight: Tensor
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    shape: tuple[int, ...]
 
 
 class Linear(ABC):
@@ -89,6 +100,28 @@ class Linear(ABC):
         return False
 
     @property
+    def in_place(self) -> bool:
+        """Whether an entry of the output is that of the input with the same number, or of several
+        inputs their sum.
+        """
+        return False
+
+    @property
+    def joins(self) -> bool:
+        """Whether the output is its inputs side by side."""
+        return False
+
+    @property
+    def matrix(self) -> Tensor | None:
+        """Its weights, if it is a matrix that acts on the last axis."""
+        return None
+
+    @property
+    def window(self) -> Window | None:
+        """What it reads, if it is a convolution of images in one group."""
+        return None
+
+    @property
     def tensors(self) -> list[Tensor]:
         """The tensors that say where it computes."""
         return [] if self.coefficients is None else [self.coefficients]
@@ -112,9 +145,9 @@ class Linear(ABC):
             return self, None
         return self.reweighted(weight.clamp(min=0)), self.reweighted((-weight).clamp(min=0))
 
-    def rows(self, place: Tensor) -> Tensor | None:
+    def rows(self, place: Tensor, output: tuple[int, ...]) -> Tensor | None:
         """Its rows for some entries of the output, `(R,) -> (R, *shape)`: the transpose of unit
-        vectors without a product; None where a product is as good.
+        vectors without a product; None where a product is as good. output: the shape of that.
         """
         return None
 
@@ -162,6 +195,12 @@ class Linear(ABC):
         """
         return None
 
+    def longest_column(self, output: tuple[int, ...]) -> float | None:
+        """`||map||_{1 -> 2}`, the length of the longest column, from above, with room for a product
+        and a sum; None: not known. output: the shape of one sample.
+        """
+        return None
+
     def to(self, device: torch.device) -> Linear:
         """The same map with its tensors on a device."""
         return self if self.coefficients is None else self.reweighted(self.coefficients.to(device))
@@ -171,22 +210,26 @@ class Linear(ABC):
         assert self.coefficients is not None
         return self.coefficients
 
-    def kept(self, name: object, make: Callable[[], _T]) -> _T:
-        """What `make` returns: made once if the map has few weights, and kept with it, since a map
-        does not change.
+    @cached_property
+    def _derived(self) -> dict[object, Any]:
+        """What was made of the map, which does not change."""
+        return {}
+
+    def kept(self, name: object, make: Callable[[], _T], small: bool = False) -> _T:
+        """What `make` returns: made once if the map has few weights or if the result is small, and
+        kept with the map.
         """
         weight = self.coefficients
-        if weight is None or weight.numel() > KEPT_UP_TO:
+        if not small and (weight is None or weight.numel() > KEPT_UP_TO):
             return make()
-        store: dict[object, Any] = self.__dict__.setdefault("_made", {})
-        if name not in store:
-            store[name] = make()
-        found: _T = store[name]
+        if name not in self._derived:
+            self._derived[name] = make()
+        found: _T = self._derived[name]
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what can be made again."""
-        return {key: value for key, value in self.__dict__.items() if key != "_made"}
+        """What it was made of alone: the rest is made again."""
+        return {key: value for key, value in self.__dict__.items() if key != "_derived"}
 
 
 def dense_norm(map_: Linear, shape: tuple[int, ...], output: tuple[int, ...]) -> float:
@@ -212,8 +255,12 @@ class Turnable(Protocol):
     def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
         """One tensor for each input."""
 
-    def rows(self, place: Tensor) -> Tensor | None:
+    def rows(self, place: Tensor, output: tuple[int, ...]) -> Tensor | None:
         """The transpose of unit vectors; None: not known."""
+
+    @property
+    def matrix(self) -> Tensor | None:
+        """Its weights, if it is a matrix."""
 
 
 def exactly_shifted(values: Tensor, exponent: int) -> Tensor:
@@ -241,9 +288,14 @@ class Matrix(Linear):
         """`(m, ..., out) -> (m, ..., in)`."""
         return (g @ self.weight,)
 
-    def rows(self, place: Tensor) -> Tensor | None:
+    def rows(self, place: Tensor, output: tuple[int, ...]) -> Tensor | None:
         """Those of the matrix, for nodes of one token: their entries are its rows."""
-        return self.weight[place]
+        return self.weight[place] if len(output) == 1 else None
+
+    @property
+    def matrix(self) -> Tensor:
+        """W."""
+        return self.weight
 
     @property
     def coefficients(self) -> Tensor:
@@ -305,6 +357,10 @@ class Matrix(Linear):
             return self.weight.abs().flatten(1).amax(1)
         squares = self.weight.square() + FLOOR[torch.float64]  # one may underflow
         return squares.sum(1).sqrt()
+
+    def longest_column(self, output: tuple[int, ...]) -> float | None:
+        """For nodes of one token."""
+        return matrix_norm(self.weight, 1.0, 2.0) * ROOM if len(output) == 1 else None
 
     def to(self, device: torch.device) -> Matrix:
         """On a device."""
@@ -463,6 +519,11 @@ class Pick(Linear):
         return self.source is None
 
     @property
+    def in_place(self) -> bool:
+        """If all entries stay."""
+        return self.source is None
+
+    @property
     def moves(self) -> bool:
         """Always."""
         return True
@@ -501,6 +562,11 @@ class Sum(Linear):
         """Always."""
         return True
 
+    @property
+    def in_place(self) -> bool:
+        """Always."""
+        return True
+
 
 @dataclass(frozen=True, eq=False)
 class Concat(Linear):
@@ -524,6 +590,11 @@ class Concat(Linear):
 
     @property
     def copies(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def joins(self) -> bool:
         """Always."""
         return True
 

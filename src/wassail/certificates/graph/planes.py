@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol, TypeAlias
 
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import ACTIVATIONS
+from wassail.certificates.graph.tangent import Enclosed, Tangent
 from wassail.rounding import UNIT
 
 Span: TypeAlias = "tuple[Tensor, Tensor]"
@@ -90,37 +92,55 @@ class Extent(Protocol):
         """
 
 
-class Curve(Protocol):
+class Curve(ABC):
     """A smooth function of one or two nodes, of tensors `(N, *shape)` in float64.
 
     keeps_gain: whether a scale after it is a part of it, and left in its place; lengthwise: whether
     `plane_on` asks how far inputs move.
     """
 
-    keeps_gain: ClassVar[bool]
-    lengthwise: ClassVar[bool]
+    keeps_gain: ClassVar[bool] = False
+    lengthwise: ClassVar[bool] = False
 
+    @abstractmethod
     def value(self, *v: Tensor) -> Tensor:
         """The function itself."""
 
     def output(self, *shapes: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of its value for one sample."""
+        """The shape of its value for one sample; that of the input unless a curve says so."""
+        return shapes[0]
 
+    @abstractmethod
     def span(self, *spans: Span) -> Span:
         """The range of its values over ranges of the inputs, rounded outward; sides may be
         infinite.
         """
 
+    @abstractmethod
     def plane(self, centres: Sequence[Tensor], spans: Sequence[Span]) -> Plane:
         """A linear bound around the centres; spans: of the deviations, low <= 0 <= high, finite."""
 
     def plane_on(self, centres: Sequence[Tensor], spans: Sequence[Span], extent: Extent) -> Plane:
-        """The same with what is known beyond the spans."""
+        """The same with what is known beyond the spans, if that is of use."""
+        return self.plane(centres, spans)
 
+    @abstractmethod
     def adjoint(self, g: Span, spans: Sequence[Span]) -> tuple[Span, ...]:
         """The range of `J^T g`, rounded outward: g `(N, m, *out)`, spans: ranges of the inputs;
         `(N, m, *in)` for each.
         """
+
+    def tangent(self, spans: Sequence[Span]) -> Tangent:
+        """The derivative over ranges of the inputs, `(N, *in)` each: by `adjoint` alone unless a
+        curve knows more.
+        """
+        return Enclosed(self, spans)
+
+    def longest(self, shape: tuple[int, ...]) -> float:
+        """How long its values of this shape can be along the last axis, in the Euclidean norm and
+        whatever the input, not rounded; inf where nothing is known, as here.
+        """
+        return math.inf
 
 
 def take_entries(values: Tensor, owner: Tensor) -> Tensor:

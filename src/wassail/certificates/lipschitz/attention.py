@@ -46,7 +46,6 @@ from wassail.errors import InputError
 from wassail.rounding import UNIT
 
 Function: TypeAlias = Callable[[Tensor], Tensor]
-
 UP = 1 + 128 * UNIT  # room for the few dozen operations on single numbers at the end of each bound
 
 
@@ -233,12 +232,10 @@ def region_bound(
     length = float(torch.linalg.vector_norm(x.abs() + r, dim=1).max())
     score = length * (most[0] * length + max(float(torch.linalg.vector_norm(shift)), most[2]))
     if mask is not None:
-        score += float(
-            torch.where(mask > -800 - 2 * score, mask.abs(), 0.0).max()
-        )  # where scores differ by 800 the lower one's probability is 0
-    slack = (
-        (n + d + 8) * 4 * UNIT * (1 + score)
-    )  # relative error of P and of everything summed up with it, see below
+        # where scores differ by 800 the lower one's probability is 0
+        score += float(torch.where(mask > -800 - 2 * score, mask.abs(), 0.0).max())
+    # relative error of P and of everything summed up with it, see below
+    slack = (n + d + 8) * 4 * UNIT * (1 + score)
     move = _moves(at, r, a, slack, p)
     pulled = (at.p[..., None] * at.deviation) @ v.T  # V W_i, transposed
     width = spectral(pulled)
@@ -251,9 +248,8 @@ def region_bound(
     error = 8 * slack * most[1] * (math.sqrt(n) + (math.sqrt(n) + 1) * score)
     middle = _middle(at, a, v, pulled, first, second, third) + drift[0] + drift[1] + drift[2].max()
     terms = (
-        torch.minimum(
-            first + drift[0], size_v * move.most.sum(0).max().sqrt()
-        )  # |P|^2 <= longest row sum times column sum
+        # |P|^2 <= longest row sum times column sum
+        torch.minimum(first + drift[0], size_v * move.most.sum(0).max().sqrt())
         + torch.minimum(second + drift[1], _second(move, size_v))
         + torch.minimum(third + drift[2], size_v * size_a * move.largest).max()
     )

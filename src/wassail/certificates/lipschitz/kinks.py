@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.bounds.ranges import gamma
-from wassail.certificates.graph.graph import Affine, Graph, Op, Relu, Smooth
+from wassail.certificates.graph.graph import Graph, Op, Relu, Smooth
 from wassail.certificates.graph.maps import rounding_map
 from wassail.certificates.graph.region import Region
 
@@ -85,9 +85,9 @@ def _sizes(graph: Graph, values: list[Tensor]) -> list[Tensor]:
     """
     found: list[Tensor] = []
     for node, value in zip(graph.nodes, values):
-        if isinstance(node.op, Affine):
-            given = [found[j] for j in node.inputs]
-            found.append(rounding_map(node.op.map).forward(*given) + node.op.bias_size)
-        else:
+        if node.map is None:
             found.append(value.abs())
+            continue
+        given = [found[j] for j in node.inputs]
+        found.append(rounding_map(node.map).forward(*given) + node.bias_size)
     return found

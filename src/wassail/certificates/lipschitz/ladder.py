@@ -36,8 +36,9 @@ from wassail.certificates.bounds.ranges import (
     smooth_bounds,
 )
 from wassail.certificates.device import HOST
+from wassail.certificates.exact.constants import branch
 from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.graph.graph import Affine, Graph, Relu, Smooth
+from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.matrix_norms import change, matrix_norm, positive_norm
 from wassail.certificates.graph.region import Region, Where
@@ -52,9 +53,8 @@ from wassail.certificates.lipschitz.steepest import (
     margin_rows,
     room_of,
 )
-from wassail.certificates.lipschitz.walk import Walk
-from wassail.certificates.search.constants import branch
-from wassail.certificates.search.pieces import Search
+from wassail.certificates.lipschitz.transformer_constants import TransformerConstants
+from wassail.certificates.search.input_boxes import InputSearch
 from wassail.certificates.search.workers import Workers
 from wassail.errors import InputError, remedies, unknown
 from wassail.geometry import maximiser
@@ -68,18 +68,16 @@ OUTPUTS = ("margins", "logits")
 # operations that `auto` and `sdp` take at most when no time limit is given
 AUTO = 60 * clock.SECOND
 POINT = clock.SECOND / 30  # operations of the Jacobian at a point that is looked at in any case
-# of the search for steep points, in parts of the domain's width or of the scale
-STEPS = (0.1, 0.3, 1.0, 1.0)
+# steps of the search for steep points, in parts of the domain's width or of the scale
+SAMPLE_STEPS = (0.1, 0.3, 1.0, 1.0)
+BRANCH_UP_TO_UNSTABLE = 150  # unstable neurons up to which `auto` tries to close the bracket
+# Up to so many inputs branch and bound starts with the semidefinite bound itself.
+NO_SDP_UP_TO_INPUTS = 64
+DENSE_UP_TO_UNSTABLE = 5000  # unstable neurons up to which the dense form is built
+SDP_UP_TO_NEURONS = 1000  # smooth neurons up to which the semidefinite bound is tried
+BOXES_UP_TO_INPUTS = 6  # inputs of a smooth network up to which `auto` branches on them
 
 
-SMALL = 150  # undecided neurons up to which `auto` tries to close the bracket
-NARROW = 64  # inputs
-DENSE = 5000  # undecided neurons up to which the dense form is built
-MANY = 1000  # smooth neurons up to which the semidefinite bound is tried
-FEW = 6  # inputs of a smooth network up to which `auto` branches on them
-
-
-# long: its parameters are listed, checked and put into the answer
 def lipschitz(
     model: Model | Graph,
     norm: Number,
@@ -146,17 +144,7 @@ def lipschitz(
     most = None if nodes is None else int(number(nodes, "nodes"))
     graph = as_graph(model, domain, shape)
     region = Region.make(domain, graph.inputs, graph.device)
-    if outputs == "logits" and graph.common:
-        raise remedies(
-            "the model ends in a log-softmax, and only its margins are known",
-            "use outputs='margins', or leave the log-softmax out",
-            "leave the slope 'paper' out with --slopes infinity anchor margin",
-        )
-    if outputs == "margins":
-        graph = graph.head(margin_rows(graph.outputs, labels))
-        q = math.inf
-    else:
-        q = r if norm_out is None else parse_norm(norm_out)
+    graph, q = _with_outputs(graph, outputs, labels, r, norm_out)
     moving = region.low < region.high
     if not bool(moving.any()):
         return Bound(0.0, 0.0, "product", region.centre.cpu(), {"cut": False, "seconds": 0.0})
@@ -172,7 +160,7 @@ def lipschitz(
         left = None if limit is None else limit - (clock.now() - began)
         with clock.limited(left, math.inf if free else AUTO):
             bound = ladder.climb(method)
-    neurons = sum(node.size for node in graph.nodes if isinstance(node.op, Relu | Smooth))
+    neurons = sum(node.size for node in graph.nodes if node.slope is not None or node.activation)
     info = {
         "norm": r,
         "norm_out": q,
@@ -187,6 +175,21 @@ def lipschitz(
         point[moving.cpu()] = bound.witness.cpu()
     witness = None if bound.witness is None else point
     return Bound(bound.lower, bound.upper, bound.method, witness, info)
+
+
+def _with_outputs(
+    graph: Graph, outputs: str, labels: Iterable[int] | None, r: float, norm_out: Number | None
+) -> tuple[Graph, float]:
+    """The network with the outputs that are asked for, and their norm."""
+    if outputs == "margins":
+        return graph.head(margin_rows(graph.outputs, labels)), math.inf
+    if graph.common:
+        raise remedies(
+            "the model ends in a log-softmax, and only its margins are known",
+            "use outputs='margins', or leave the log-softmax out",
+            "leave the slope 'paper' out with --slopes infinity anchor margin",
+        )
+    return graph, r if norm_out is None else parse_norm(norm_out)
 
 
 @dataclass
@@ -257,17 +260,16 @@ class Ladder:
                 self._improve(propagated(bounds, self.norm_in, self.norm_out), "propagate")
         self.report(0.2)
         branches = method == "exact" or (
-            method == "auto" and bounds.open <= SMALL and self._dense(bounds)
+            method == "auto" and bounds.open <= BRANCH_UP_TO_UNSTABLE and self._dense(bounds)
         )
-        narrow = (
-            branches and self.graph.inputs <= NARROW
-        )  # there branch and bound starts with the same bound at once
+        # there branch and bound starts with the same bound at once
+        narrow = branches and self.graph.inputs <= NO_SDP_UP_TO_INPUTS
         if not self._closed() and method in ("sdp", "auto") and not narrow:
             with self._share(2 if branches else 1):
                 self._improve(segmented(bounds, self.norm_in, self.norm_out), "sdp")
         self.report(0.3)
         if not self._closed() and branches:
-            network = bounds.graph.piecewise(bounds.states(), DENSE)
+            network = bounds.graph.piecewise(bounds.states(), DENSE_UP_TO_UNSTABLE)
             self._branch(network)
 
     @cached_property
@@ -283,12 +285,10 @@ class Ladder:
             "propagate",
         )
         self.report(0.1)
-        share = (
-            2 if self.graph.inputs <= FEW or not self.graph.curved else 1
-        )  # of the time left: is there a rung after it?
-        neurons = sum(
-            node.size for node in self.graph.nodes if not isinstance(node.op, Affine)
-        )  # a tangent from each of them
+        # of the time left: is there a rung after it?
+        share = 2 if self.graph.inputs <= BOXES_UP_TO_INPUTS or not self.graph.curved else 1
+        # a tangent from each of them
+        neurons = sum(node.size for node in self.graph.nodes if node.map is None)
         price = 2 * self.graph.operations * neurons
         if not self._closed() and self.region.bounded and price < clock.work_left() / share:
             with self._share(share):
@@ -301,13 +301,13 @@ class Ladder:
         if not self.graph.curved:
             self._elementwise(method, spans)
         self.report(0.3)
-        hopeless = (
-            math.isinf(self.upper) and not self.region.bounded
-        )  # cutting infinity in two leaves it infinite
+        few = self.graph.inputs <= BOXES_UP_TO_INPUTS
+        # cutting infinity in two leaves it infinite
+        hopeless = math.isinf(self.upper) and not self.region.bounded
         if (
             not self._closed()
             and not hopeless
-            and (method == "exact" or (method == "auto" and self.graph.inputs <= FEW))
+            and (method == "exact" or (method == "auto" and few))
         ):
             self._search()
 
@@ -322,8 +322,9 @@ class Ladder:
             with self._share(1 if method == "propagate" else 2):
                 self._improve(propagated(bounds, self.norm_in, self.norm_out), "propagate")
         self.report(0.2)
-        narrow = self.graph.inputs <= FEW and method != "sdp"  # there the search does better
-        fits = bounds.open <= MANY  # no neuron is decided here
+        # With few inputs the search does better.
+        narrow = self.graph.inputs <= BOXES_UP_TO_INPUTS and method != "sdp"
+        fits = bounds.open <= SDP_UP_TO_NEURONS  # no neuron is decided here
         if not self._closed() and method in ("sdp", "auto") and not narrow and fits:
             with self._share():
                 self._improve(segmented(secants(bounds), self.norm_in, self.norm_out), "sdp")
@@ -337,7 +338,7 @@ class Ladder:
         def climb(x: Tensor) -> Tensor:
             return ascend(self.graph, self.region, x, self.norm_in, self.norm_out)
 
-        def tick(search: Search) -> None:
+        def tick(search: InputSearch) -> None:
             self.info["nodes"] = search.nodes
             if search.lower > self.lower and search.witness is not None:
                 self.lower = search.lower
@@ -349,7 +350,7 @@ class Ladder:
                 else 0.3
             )
 
-        search = Search(
+        search = InputSearch(
             self.graph,
             self.region,
             self.norm_in,
@@ -372,7 +373,7 @@ class Ladder:
         ) <= MEMORY
 
     def _affordable(self, bounds: Bounds, parts: int) -> bool:
-        """Whether a part of the budget pays for the gradient of every undecided neuron and
+        """Whether a part of the budget pays for the gradient of every unstable neuron and
         every entry, both sides.
         """
         price = 4 * bounds.graph.operations * self.graph.outputs * (bounds.open + self.graph.inputs)
@@ -415,7 +416,7 @@ class Ladder:
         for spread in spreads:
             x = self.region.sample(few, generator, spread)
             seen: list[tuple[Tensor, Tensor]] = []
-            for step in (*STEPS, 0.0):
+            for step in (*SAMPLE_STEPS, 0.0):
                 x, jacobian, norms = self._keep(x)
                 clock.check()
                 seen.append((x, norms))
@@ -491,12 +492,11 @@ def modules(
 
     known: what `ranges` found there, if it has been called already.
     """
-    walk = Walk.make(graph, region, known)
+    walk = TransformerConstants.make(graph, region, known)
     last = graph.nodes[-1]
     size = walk.stretch(0, len(graph.nodes) - 1) + math.log(change(graph.outputs, 2.0, norm_out))
-    if (
-        isinstance(last.map, Matrix) and len(last.shape) == 1
-    ):  # or the last matrix changes from the 2-norm to s in one piece
+    # or the last matrix changes from the 2-norm to s in one piece
+    if isinstance(last.map, Matrix) and len(last.shape) == 1:
         leave = matrix_norm(last.map.weight, 2.0, norm_out)
         size = min(size, walk.stretch(0, last.inputs[0]) + math.log(max(leave, 1e-300)))
     return (

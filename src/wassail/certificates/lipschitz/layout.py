@@ -97,30 +97,22 @@ def find(graph: Graph, outer: bool = False) -> dict[int, Attention]:
     return found
 
 
-# long: the axes of two products are compared, so both are read before anything is known
-def _layout(graph: Graph, softmax: int) -> _Layout | None:
-    """How the attention around a softmax is laid out; None if it is another one."""
+def _scores(graph: Graph, softmax: int) -> tuple[int, Tensor, Tensor, Tensor]:
+    """The node that the scores of a softmax are made of, and how: score k is `factor_k v + shift_k`
+    with v the entry `source_k` of that node.
+    """
     nodes = graph.nodes
-    i = graph.nodes[softmax].inputs[0]
+    i = nodes[softmax].inputs[0]
     path = []
     while isinstance(nodes[i].map, Scale):
         path.append(nodes[i])
         i = nodes[i].inputs[0]
     shape = nodes[softmax].shape
-    own = torch.arange(math.prod(shape))
-    source = own
+    source = torch.arange(math.prod(shape))
     match nodes[i].map:
         case Pick(where) if where is not None and nodes[nodes[i].inputs[0]].shape == shape:
             source = where.cpu()
             i = nodes[i].inputs[0]
-    before = nodes[i].curve
-    after = _readers(graph, softmax)
-    if (
-        not isinstance(before, Product)
-        or len(after) != 1
-        or not isinstance(nodes[after[0]].curve, Product)
-    ):
-        return None
     factor = torch.ones(shape, dtype=torch.float64)
     shift = torch.zeros(shape, dtype=torch.float64)
     for node in reversed(path):
@@ -128,8 +120,20 @@ def _layout(graph: Graph, softmax: int) -> _Layout | None:
         factor = factor * node.map.factor
         shift = shift * node.map.factor
         shift = shift if node.bias is None else shift + node.bias
-    hidden = (source != own).reshape(shape)
-    if not _masks(source, shape[-1], shift.flatten()):
+    return i, factor, shift, source
+
+
+def _layout(graph: Graph, softmax: int) -> _Layout | None:
+    """How the attention around a softmax is laid out; None if it is another one."""
+    nodes = graph.nodes
+    i, factor, shift, source = _scores(graph, softmax)
+    before = nodes[i].curve
+    after = _readers(graph, softmax)
+    second = nodes[after[0]].curve if len(after) == 1 else None
+    if not isinstance(before, Product) or not isinstance(second, Product):
+        return None
+    hidden = (source != torch.arange(len(source))).reshape(shift.shape)
+    if not _masks(source, shift.shape[-1], shift.flatten()):
         return None
     (a, b, scores), (left, right) = letters_of(before), nodes[i].inputs
     if scores[-1] in a:  # the keys' letter is the last one of the scores
@@ -138,8 +142,6 @@ def _layout(graph: Graph, softmax: int) -> _Layout | None:
     row = [c for c in scores if c in a and c not in b]
     inner = [c for c in a if c not in scores]
     result = after[0]
-    second = nodes[result].curve
-    assert isinstance(second, Product)
     (p, v, out), (first, value) = letters_of(second), nodes[result].inputs
     if first != softmax:
         (p, v), value = (v, p), first
@@ -201,7 +203,6 @@ def _readers(graph: Graph, i: int) -> list[int]:
     return [j for j, node in enumerate(graph.nodes) if i in node.inputs]
 
 
-# long: the mask is checked first, and then the three maps from each common source
 def _recognised(graph: Graph, softmax: int, layout: _Layout, outer: bool) -> Attention | None:
     """From the earliest common source of queries, keys and values that they are token-wise
     functions of.

@@ -21,11 +21,7 @@ from wassail.certificates import clock
 from wassail.certificates.bounds.norms import product
 from wassail.certificates.bounds.ranges import Bounds
 from wassail.certificates.device import HOST
-from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
-from wassail.certificates.graph.maps import Scale
-from wassail.certificates.graph.matrix_norms import change, matrix_norm
-from wassail.certificates.search.multipliers import (
+from wassail.certificates.exact.multipliers import (
     Form,
     Split,
     forms,
@@ -34,11 +30,15 @@ from wassail.certificates.search.multipliers import (
     split,
     tighten,
 )
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.graph import Affine, Graph, Node
+from wassail.certificates.graph.maps import Scale
+from wassail.certificates.graph.matrix_norms import change, matrix_norm
 from wassail.rounding import UNIT
 from wassail.ties import first_largest
 
 GAPS = (0.3, 0.1, 0.03, 0.01)  # relative distance of the barrier's minimiser from the bound
-MOST = 1100  # neurons: one Newton step at this size takes seconds
+NEWTON_UP_TO_NEURONS = 1100  # neurons: one Newton step at this size takes seconds
 WIDE = 1500  # neurons and weights together
 MEMORY = 2**28  # numbers in the largest node of a dense form
 GROUP = 2**26  # operations of one factor of all members that are worked on at once
@@ -62,7 +62,7 @@ def semidefinite(
         )
     if network.neurons == 0:
         return matrix_norm(network.C, norm_in, norm_out)
-    if network.neurons > MOST:
+    if network.neurons > NEWTON_UP_TO_NEURONS:
         return math.inf
     with clock.limited(time_limit), suppress(clock.Late):
         network, scale = _balanced(network)
@@ -159,11 +159,13 @@ def _begun(
     return form, w, t, value
 
 
-def segmented(bounds: Bounds, norm_in: float, norm_out: float, most: int = MOST) -> float:
+def segmented(
+    bounds: Bounds, norm_in: float, norm_out: float, most: int = NEWTON_UP_TO_NEURONS
+) -> float:
     """An upper bound on `||J||_{r -> s}` of a large network: cut where all paths meet, the pieces'
     norms multiplied.
 
-    Between the pieces the norm is 2. A piece takes as many undecided neurons as a semidefinite
+    Between the pieces the norm is 2. A piece takes as many unstable neurons as a semidefinite
     bound can carry; the product of its layers' norms is the other bound on it. A cut stands before
     a ReLU, which does not stretch, and what is never active is dropped there. The matrices are
     small and worked on one after the other: on the CPU.
@@ -196,9 +198,8 @@ def _pieces(graph: Graph, states: Mapping[int, Tensor], most: int) -> list[tuple
     """
     end = len(graph.nodes)
     users = [[k for k in range(end) if i in graph.nodes[k].inputs] for i in range(end)]
-    cuts = [
-        i for i in graph.relus if all(k <= i for j in range(i) for k in users[j])
-    ]  # no path jumps over the ReLU
+    # no path jumps over the ReLU
+    cuts = [i for i in graph.relus if all(k <= i for j in range(i) for k in users[j])]
 
     def free(first: int, last: int) -> int:
         return sum(int((states[i] < 0).sum()) for i in graph.relus if first <= i < last)
@@ -230,7 +231,7 @@ def _piece(
     shift = 1
     if first:  # a neuron that is never active passes its slope at most
         one = torch.tensor(1.0, dtype=torch.float64)
-        slope = start.op.slope if isinstance(start.op, Relu) else one
+        slope = one if start.slope is None else start.slope
         passes = torch.where(states[first] == 0, slope, 1.0)
         nodes.append(Node((0,), start.shape, start.place, Affine(Scale(passes))))
         number[first], shift = 1, 2

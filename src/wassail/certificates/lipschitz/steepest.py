@@ -54,9 +54,8 @@ def ascend(
     low, high = region.box
     width = (high - low)[torch.isfinite(high - low)]
     first = spread if spread is not None else float(width.max()) if len(width) else 1.0
-    step = x.new_full(
-        (len(x), 1), float(torch.tensor(0.1 * first))
-    )  # rounded to float32: any length will do
+    # rounded to float32: any length will do
+    step = x.new_full((len(x), 1), float(torch.tensor(0.1 * first)))
     w = _steepest(jacobians(graph, x), norm_in, norm_out)
     best, pull = _slope(graph, x, w, norm_in)
     for _ in range(CLIMB):
@@ -106,9 +105,8 @@ def jacobian_norms(jacobian: Tensor, norm_in: float, norm_out: float) -> Tensor:
     and large.
     """
     _, outputs, inputs = jacobian.shape
-    signs = (
-        outputs if norm_out == 1 and (norm_in == 2 or outputs <= inputs) else inputs
-    )  # what operator_norm enumerates
+    # what operator_norm enumerates
+    signs = outputs if norm_out == 1 and (norm_in == 2 or outputs <= inputs) else inputs
     if norm_in != 1 and norm_out != math.inf and not norm_in == norm_out == 2 and signs > FEW_SIGNS:
         rows: Tensor = torch.linalg.vector_norm(jacobian, dual(norm_in), dim=2)
         return rows.amax(1)  # the longest row is no longer than the norm

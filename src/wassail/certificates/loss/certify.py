@@ -19,13 +19,13 @@ from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
 from wassail.certificates.bounds.crown import margin_bounds
 from wassail.certificates.device import HOST
-from wassail.certificates.graph.batches import batch_logits, check_batches
+from wassail.certificates.exact.infinity import infinity, tightness
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
-from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
 from wassail.certificates.lipschitz.ladder import lipschitz
 from wassail.certificates.loss.certificate import SLOPES, Certificate
+from wassail.certificates.loss.checks import check_labels, check_loss, check_samples, graph_of
 from wassail.certificates.loss.chords import (
     Chords,
     ChordSearch,
@@ -41,7 +41,6 @@ from wassail.certificates.loss.problem import WorstCase
 from wassail.certificates.loss.recession import Shadow, recession, shadow
 from wassail.certificates.loss.slopes import highest_loss, ray_slope
 from wassail.certificates.loss.worst_case import anchor_and_offset, worst_case_network
-from wassail.certificates.search.infinity import infinity, tightness
 from wassail.checks import check_data
 from wassail.errors import InputError, unknown
 from wassail.geometry import vector_norm
@@ -66,25 +65,13 @@ from wassail.transport.allocation import sample_weights
 
 # networks whose cells are all looked at
 CELLS_INPUTS = 6
-
-
 CELLS_NEURONS = 40
-
-
 CELLS = 1500
-
-
 # smooth networks whose steepest chord is closed in by boxes
 FEW_INPUTS = 2
-
-
 FEW_SAMPLES = 50
-
-
 POINTS = 1 / 8  # of the time, for the points after the slopes
 WORK = 60 * clock.SECOND  # operations for all slopes when there is no time limit
-
-
 DENSE_NEURONS = 300  # networks whose slope at infinity goes to branch and bound
 
 
@@ -142,25 +129,11 @@ def certify(
     for name in wanted:
         if name not in SLOPES:
             raise unknown("slope", name, SLOPES)
-    if loss == "dlr":
-        raise InputError(
-            "the DLR loss is a ratio of logit differences and not Lipschitz: certify 'margin' or "
-            "'cross_entropy'."
-        )
-    if loss not in LIPSCHITZ:
-        raise unknown("loss", loss, tuple(LIPSCHITZ))
-    x, y = check_data(x, y, domain)
-    if not len(x):
-        raise InputError(
-            "there are no samples: a certificate is about the loss on data, give at least one."
-        )
+    check_loss(loss)
+    x, y = check_samples(x, y, domain)
     began = clock.now()
-    graph = _graph(model, x)
-    if graph.outputs < 2 or int(y.min()) < 0 or int(y.max()) >= graph.outputs:
-        raise InputError(
-            f"the labels range over {int(y.min())}..{int(y.max())} but the model has "
-            f"{graph.outputs} classes."
-        )
+    graph = graph_of(model, x)
+    check_labels(graph, y)
     with progress_bar(progress, "certificate") as report:
         limit = None
         if time_limit is not None:
@@ -218,9 +191,8 @@ class Work:
         self.seed = seed
         self.cut = False
         self.labels = sorted(set(y.tolist()))
-        self.region = Region.make(
-            domain, graph.inputs
-        )  # the CPU's, like samples and cells; propagation has its own
+        # the CPU's, like samples and cells; propagation has its own
+        self.region = Region.make(domain, graph.inputs)
         self.found: dict[str, Bound] = {}
         self.line: tuple[float, float] | None = None
         self.tight: bool | None = None
@@ -380,9 +352,8 @@ class Work:
             )
 
     def _anchor(self) -> None:
-        self.found["anchor"] = Bound(
-            0.0, math.inf, "margin"
-        )  # filled from its neighbours and the chords
+        # filled from its neighbours and the chords
+        self.found["anchor"] = Bound(0.0, math.inf, "margin")
         if self.small is not None:
             parts = 2 if self.graph.smooth else 1
             with clock.limited(clock.seconds_left() / parts, clock.work_left() / parts):
@@ -588,18 +559,10 @@ def worst_case(
 def _dense(model: Model | Graph | Piecewise, x: Tensor) -> Piecewise:
     if isinstance(model, Piecewise):
         return model
-    graph = _graph(model, x)
+    graph = graph_of(model, x)
     if graph.smooth:
         raise InputError(
             "worst_case goes through the cells of a ReLU network, and a smooth one has none: use "
             "ws.loss_curve or ws.certify."
         )
     return graph.piecewise()
-
-
-def _graph(model: Model | Graph, x: Tensor) -> Graph:
-    if isinstance(model, Graph):
-        return model
-    graph = read(model, tuple(x.shape[1:]), smooth=True, device=x.device, samples=x)
-    check_batches(graph, x, batch_logits(model, x))
-    return graph

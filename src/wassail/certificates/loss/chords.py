@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,31 +15,25 @@ from wassail.certificates import clock
 from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.bounds.jacobian import adjoint
 from wassail.certificates.bounds.ranges import boxed, gamma, magnitudes, ranges
+from wassail.certificates.bounds.rows import rounded_up
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.operators.softmax import Softmax
 from wassail.certificates.graph.region import Region
 from wassail.certificates.loss.recession import spans
-from wassail.certificates.search.pieces import OVERHEAD
+from wassail.certificates.search.frontier import Frontier
+from wassail.certificates.search.input_boxes import OVERHEAD
+from wassail.certificates.search.open_nodes import Table, TensorRows
 from wassail.geometry import maximiser, steepest, vector_norm
 from wassail.losses import LIPSCHITZ
 from wassail.rounding import UNIT, outward
 from wassail.threat import Domain, dual
-from wassail.ties import in_order
 
 # rays per pair of classes, steps each
 STARTS = 6
-
-
 CLIMB = 25
-
-
 # cells that are bounded at once; relative gap at which the search for the steepest chord stops
 CELLS = 512
-
-
 CLOSE = 1e-4
-
-
 LISTED = 300  # operations that a cell or a point on the lists costs in every step
 
 
@@ -57,7 +52,6 @@ class Chords:
     predicted: Tensor
 
 
-# long: it collects candidates from every source, a few lines each
 def chords(
     graph: Graph,
     x: Tensor,
@@ -100,9 +94,8 @@ def chords(
     size = max(1.0, float(wide.abs().max()))
     for label, u in rays:
         mine = (y == label).nonzero().flatten()
-        for far in (
-            4.0**k for k in range(-4, 13)
-        ):  # up to about 10^7, where float64 still has nine digits of the slope
+        # up to about 10^7, where float64 still has nine digits of the slope
+        for far in (4.0**k for k in range(-4, 13)):
             parts.append((mine, wide[mine] + far * size * u.to(device).reshape(1, *wide.shape[1:])))
     if seen is not None:
         parts.append((seen[0].to(device), seen[1].to(device).reshape(-1, *wide.shape[1:])))
@@ -189,7 +182,20 @@ class Tail:
     height: Tensor
 
 
-class ChordSearch:
+@dataclass(frozen=True, eq=False)
+class Cells(TensorRows):
+    """Boxes around samples: root `(M,)`; low, high `(M, n)`; bound `(M,)`, on the chords into
+    each; radius `(M,)`: of a cube around its sample, 0 for a box that does not hold it.
+    """
+
+    root: Tensor
+    low: Tensor
+    high: Tensor
+    bound: Tensor
+    radius: Tensor
+
+
+class ChordSearch(Frontier[Cells]):
     """The steepest chord `S` of a smooth network with one or two inputs from above, by cutting the
     space around each sample.
 
@@ -228,6 +234,8 @@ class ChordSearch:
         self.error = 2 * _errors(graph, x)
         self.least = self.clean - self.error
         self.steepest = 0.0
+        self.settled = 0.0
+        self.thinnest = 0.0
         self.found = Chords(y[:0], self.x[:0], self.clean[:0], self.clean[:0], y[:0])
 
     def run(self) -> float:
@@ -239,53 +247,64 @@ class ChordSearch:
         scale = float((self.high - self.low).amax())
         if scale == math.inf:
             scale = max(1.0, float(self.x.abs().max()))
+        self.thinnest = 2.0**-30 * scale
         radius = torch.full((len(self.x),), scale * 2.0**-5, dtype=torch.float64)
         every = torch.arange(len(self.x))
         for k in range(5):
             self._scatter(*self._ring(every, radius * 2.0**k))
-        far, settled = self._reach(scale)
+        far, self.settled = self._reach(scale)
         rings = [
             self._ring(every, radius * 2.0**k) for k in range(math.ceil(math.log2(far / scale)) + 5)
         ]
         root, low, high = (torch.cat(part) for part in zip(*rings))
         self._scatter(root, low, high)
+        cells = self._boxes(root, low, high)
+        self.open: Table[Cells] = Table(cells.join(self._cubes(every, radius)), descending=True)
+        self.sift()
+        with suppress(clock.Late):  # the bounds of before hold
+            self.proceed()
+        return max(self.settled, self.open.loosest if len(self.open) else 0.0)
+
+    @property
+    def over(self) -> bool:
+        """Whether a limit (`clock`) is reached."""
+        return clock.late()
+
+    def sift(self) -> None:
+        """Close the cells that hold no much steeper chord, and the cubes that are too small."""
+        cells = self.open.rows
+        small = (cells.radius > 0) & (cells.radius <= self.thinnest)
+        closed = self.open.split((cells.bound <= self.steepest * (1 + CLOSE)) | small)
+        self.settled = max([self.settled, *closed.bound.tolist()])
+        listed = len(self.open) + len(self.found.root)
+        work = 8 * CELLS * self.graph.operations + OVERHEAD * len(self.graph.nodes)
+        clock.spend(work + LISTED * listed)
+
+    def step(self) -> None:
+        """The cells with the largest bounds cut in two, and every cube halved: a ring of cells
+        around a smaller one.
+        """
+        with self.taken(self.open.split(self.open.rows.radius > 0)) as cubes:
+            with self.taken(self.open.first(CELLS)) as cells:
+                root, low, high, bound = _halves(cells.root, cells.low, cells.high, cells.bound)
+                ring = self._ring(cubes.root, cubes.radius / 2)
+                inner = self._cubes(cubes.root, cubes.radius / 2)
+                parts = zip((root, low, high), ring)
+                found = self._boxes(*(torch.cat(part) for part in parts))
+                known = torch.cat([bound, bound.new_full((len(ring[0]),), self.ceiling)])
+            self.open.add(replace(found, bound=torch.minimum(found.bound, known)))
+            self.open.add(replace(inner, bound=torch.minimum(inner.bound, cubes.bound)))
+
+    def _boxes(self, root: Tensor, low: Tensor, high: Tensor) -> Cells:
+        """Cells that do not hold their samples, bounded."""
         bound = self._cells(root, low, high)
-        inner = self._inner(radius)
-        while True:
-            target = self.steepest * (1 + CLOSE)
-            small = inner <= target
-            done = bound <= target
-            settled = max([settled, *bound[done].tolist()])
-            root = root[~done]
-            low = low[~done]
-            high = high[~done]
-            bound = bound[~done]
-            wide = (~small & (radius > 2.0**-30 * scale)).nonzero().flatten()
-            listed = len(bound) + len(self.found.root)
-            work = 8 * CELLS * self.graph.operations + OVERHEAD * len(self.graph.nodes)
-            clock.spend(work + LISTED * listed)
-            if clock.late() or not (len(bound) or len(wide)):
-                return float(max([settled, *inner.tolist(), *bound.tolist()]))
-            before = inner.clone()  # for the larger balls, rings included
-            try:
-                order = in_order(bound, descending=True)
-                pick = order[:CELLS]
-                rest = order[CELLS:]
-                halves = _halves(root[pick], low[pick], high[pick], bound[pick])
-                radius[wide] /= 2
-                ring = self._ring(wide, radius[wide])
-                inner[wide] = torch.minimum(inner[wide], self._inner(radius)[wide])
-                new = [
-                    torch.cat(parts)
-                    for parts in zip(
-                        halves, (*ring, torch.full((len(ring[0]),), self.ceiling).double())
-                    )
-                ]
-                limit = torch.minimum(self._cells(*new[:3]), new[3])
-                root, low, high = (torch.cat([a[rest], b]) for a, b in zip((root, low, high), new))
-                bound = torch.cat([bound[rest], limit])
-            except clock.Late:  # the bounds of before hold
-                return float(max([settled, *before.tolist(), *bound.tolist()]))
+        return Cells(root, low, high, bound, torch.zeros_like(bound))
+
+    def _cubes(self, root: Tensor, radius: Tensor) -> Cells:
+        """The cubes around some samples, bounded."""
+        x = self.x[root]
+        bound = self._inner(root, radius) if len(root) else radius
+        return Cells(root, x, x, bound, radius)
 
     def _reach(self, scale: float) -> tuple[float, float]:
         """How far the cells go, and the steepest chord beyond them."""
@@ -324,7 +343,7 @@ class ChordSearch:
         """
         middle = (low + high) / 2
         self._look(root, middle)
-        sides = [_up(side) for side in (middle - low, high - middle)]
+        sides = [rounded_up(side) for side in (middle - low, high - middle)]
         far, base, a = margins(Sweep(self.graph, boxed(middle, *sides)).run(), self.y[root])
         n = low.shape[1]
         away = middle - self.x[root]
@@ -345,9 +364,8 @@ class ChordSearch:
             away.abs() + corners.abs()
         ).sum(2)
         rise = height - self.least[root]
-        fits = (length > 0).all(0) | (rise <= 0).all(
-            0
-        )  # else the quotient may have a pole in the cell
+        # else the quotient may have a pole in the cell
+        fits = (length > 0).all(0) | (rise <= 0).all(0)
         by_corners = torch.where(fits, _quotient(rise, length).amax(0), math.inf)
         nearest = vector_norm(
             torch.maximum(low - self.x[root], self.x[root] - high).clamp(min=0), self.norm
@@ -393,33 +411,36 @@ class ChordSearch:
         )
         self.found = _front(Chords(*(torch.cat(pair) for pair in parts)))
 
-    def _inner(self, radius: Tensor) -> Tensor:
-        """Upper bounds on the chords into the cubes around the samples, `(N,)`: no steeper than a
-        gradient of the loss there.
+    def _inner(self, root: Tensor, radius: Tensor) -> Tensor:
+        """Upper bounds on the chords into the cubes around some samples, `(M,)` each: no steeper
+        than a gradient of the loss there.
 
         Margin loss: a rival that is behind at the sample catches up at its own slope only. Cross
         entropy: the gradient is `sum_j p_j J^T (e_j - e_k)`, the probabilities and the Jacobian
         anywhere in their ranges.
         """
+        x = self.x[root]
+        y = self.y[root]
         # To where the first ring begins, which is rounded.
         low, high = (
-            (self.x + side * radius[:, None]).clamp(self.low, self.high) for side in (-1.0, 1.0)
+            (x + side * radius[:, None]).clamp(self.low, self.high) for side in (-1.0, 1.0)
         )
-        room = [_up(side) for side in (self.x - low, high - self.x)]
-        reach, within = torch.cat(room, 1).amax(1), ranges(self.graph, boxed(self.x, *room))
+        room = [rounded_up(side) for side in (x - low, high - x)]
+        reach, within = torch.cat(room, 1).amax(1), ranges(self.graph, boxed(x, *room))
         eye = torch.eye(self.graph.outputs, dtype=torch.float64)
         found = torch.zeros_like(radius)
-        for k in sorted(set(self.y.tolist())):
-            mine = (self.y == k).nonzero().flatten()
+        for k in sorted(set(y.tolist())):
+            mine = (y == k).nonzero().flatten()
             part = {i: (low[mine], high[mine]) for i, (low, high) in within.items()}
             low, high = (
                 torch.where(self.free, side, 0.0)
                 for side in adjoint(self.graph, part, eye - eye[k])
             )
             most = torch.maximum(low.abs(), high.abs())
-            gap = self.gaps[mine]
+            gap = self.gaps[root[mine]]
+            error = self.error[root[mine]][:, None]
             if self.loss == "margin":
-                behind = (self.least[mine][:, None] - gap - self.error[mine][:, None]).clamp(min=0)
+                behind = (self.least[root[mine]][:, None] - gap - error).clamp(min=0)
                 across = change_of_scale(self.x.shape[1], self.norm) * reach[mine][:, None]
                 slope = vector_norm(most.flatten(0, 1), dual(self.norm)).reshape(
                     gap.shape
@@ -427,7 +448,7 @@ class ChordSearch:
                 slope[:, k] = 0.0
                 found[mine] = slope.amax(1).clamp(min=0)
                 continue
-            move = most.sum(2) * reach[mine][:, None] * (1 + 1e-12) + self.error[mine][:, None]
+            move = most.sum(2) * reach[mine][:, None] * (1 + 1e-12) + error
             least, top = Softmax().span(outward(gap - move, gap + move))
             gradient = [_sum_of_products(least, top, low, high, side) for side in (-1.0, 1.0)]
             found[mine] = vector_norm(
@@ -489,7 +510,3 @@ def _halves(
     right = low.clone()
     left[rows, widest], right[rows, widest] = middle, middle
     return root.repeat(2), torch.cat([low, right]), torch.cat([left, high]), bound.repeat(2)
-
-
-def _up(values: Tensor) -> Tensor:
-    return torch.nextafter(values, torch.full_like(values, math.inf))

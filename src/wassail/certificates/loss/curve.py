@@ -355,9 +355,8 @@ class LossCurve(Record):
         low = -120.0
         high = 120.0
         best = total_of(self.mu, self.ceiling.amax(1))  # lam = 0
-        if (
-            self.domain is None and self.order == 1 and self.slope > 0
-        ):  # nothing is finite below the slope beyond the grid
+        # nothing is finite below the slope beyond the grid
+        if self.domain is None and self.order == 1 and self.slope > 0:
             low = min(math.log2(self.slope * eps) + 1e-12, high)
         for _ in range(HALVINGS):
             middle = (low + high) / 2
@@ -432,9 +431,8 @@ class LossCurve(Record):
             end = torch.minimum(torch.cat([self.grid, none]), corner)
             where = torch.maximum(edge, torch.minimum(free, end))
             top = torch.minimum(self.ceiling, left + rise * (where - edge))
-            price = (((where + before) / eps) ** p).clamp(
-                max=1e200
-            )  # any smaller price is sound, and this one does not overflow
+            # any smaller price is sound, and this one does not overflow
+            price = (((where + before) / eps) ** p).clamp(max=1e200)
             paid = lam * price
             peaks.append(
                 (top - paid + (2 * p + 16) * UNIT * (top.abs() + paid + left.abs()), price)

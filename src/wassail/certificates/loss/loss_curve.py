@@ -35,19 +35,17 @@ from wassail.certificates import clock
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.bounds.executed import arithmetic_of, margin_errors
-from wassail.certificates.graph.batches import batch_logits, check_batches
 from wassail.certificates.graph.graph import Graph
-from wassail.certificates.graph.reader import read
 from wassail.certificates.lipschitz.ladder import lipschitz
 from wassail.certificates.loss.certificate import Certificate
+from wassail.certificates.loss.checks import check_labels, check_loss, check_samples, graph_of
 from wassail.certificates.loss.chords import clean_above, loss_above
 from wassail.certificates.loss.curve import LossCurve
 from wassail.certificates.loss.grid import each, grid_of, width
 from wassail.certificates.loss.others import OthersLossCurve
 from wassail.certificates.loss.pairs import pairs_of
 from wassail.certificates.loss.slopes import highest_loss, whole_box
-from wassail.checks import check_data
-from wassail.errors import InputError, JumpError, unknown
+from wassail.errors import InputError, JumpError
 from wassail.geometry import column, maximiser, project, pull_inside, steepest
 from wassail.geometry import distances as distances_between
 from wassail.losses import ASCENTS, LIPSCHITZ, predict
@@ -68,14 +66,11 @@ from wassail.transport.allocation import sample_weights
 
 WORK = 4 * clock.SECOND  # operations for the Lipschitz constant when there is no time limit
 CLIMB = 8  # evaluations a sample and radius of the search for points of high loss
-
-
 # radii on R^n beyond the grid, each 4 times the one before: where the slope at infinity shows
 FAR = 10
 NEAR = 2.0**-40  # of the first radius: a ball so small that the loss hardly changes in it
 
 
-# long: its parameters are listed and checked, and a curve is a record of many fields
 def loss_curve(
     model: Model | Graph,
     x: Tensor,
@@ -137,31 +132,12 @@ def loss_curve(
     p = parse_order(order)
     domain = parse_domain(domain)
     end = math.inf if time_limit is None else clock.now() + parse_seconds(time_limit)
-    if loss == "dlr":
-        raise InputError(
-            "the DLR loss is a ratio of logit differences and not Lipschitz: use 'margin' or "
-            "'cross_entropy'."
-        )
-    if loss not in LIPSCHITZ:
-        raise unknown("loss", loss, tuple(LIPSCHITZ))
-    x, y = check_data(x, y, domain)
-    if not len(x):
-        raise InputError(
-            "there are no samples: a curve is about the loss on data, give at least one."
-        )
-    if isinstance(model, Graph):
-        graph = model
-    else:
-        graph = read(model, tuple(x.shape[1:]), smooth=True, device=x.device, samples=x)
-        check_batches(graph, x, batch_logits(model, x))
-    graph, run = _executed(model, graph, arithmetic, domain, x.dtype)
+    check_loss(loss)
+    x, y = check_samples(x, y, domain)
+    graph, run = _executed(model, graph_of(model, x), arithmetic, domain, x.dtype)
     x = x.to(graph.device)
     y = y.to(graph.device)
-    if graph.outputs < 2 or int(y.min()) < 0 or int(y.max()) >= graph.outputs:
-        raise InputError(
-            f"the labels range over {int(y.min())}..{int(y.max())} but the model has "
-            f"{graph.outputs} classes."
-        )
+    check_labels(graph, y)
     radii = grid_of(grid, x, r, domain)
     weights = sample_weights(mu, len(x))
     price, share = parse_label_cost(label_cost), parse_subpopulation(subpopulation)
@@ -171,15 +147,16 @@ def loss_curve(
                 "the lines of a certificate are for inputs that move and all people: give no "
                 "certificate with label_cost or subpopulation."
             )
+        rows = (weights, graph.outputs, price)
         found_pairs = loss_curve(
             graph if run is None else model,
-            *pairs_of(x, y, weights, graph.outputs, price)[:2],
+            *pairs_of(x, y, *rows)[:2],
             norm=r,
             order=p,
             loss=loss,
             domain=domain,
             arithmetic=graph.arithmetic,
-            points=[pairs_of(more, y, weights, graph.outputs, price)[0] for more in points],
+            points=[pairs_of(part, y, *rows)[0] for part in points],
             grid=grid,
             steps=steps,
             time_limit=None if end == math.inf else max(end - clock.now(), 1e-3),
@@ -190,56 +167,45 @@ def loss_curve(
         _check_certificate(certificate, x.cpu(), y.cpu(), r, loss, domain, weights)
     with progress_bar(progress, "loss curve") as report, clock.limited(end - clock.now()):
         found = _Points(graph, x, y, r, loss, domain, run)
-        reach = _beyond(radii, x, r, domain)
-        with clock.limited(clock.seconds_left() / 4):
-            for place, radius in enumerate(reach):
-                found.climb(radius)
-                report(0.3 * (place + 1) / len(reach))
-            cut = clock.out_of_time()
-        for more in points:
-            found.add(torch.as_tensor(more).detach(), None)
+        cut = _evaluated(found, _beyond(radii, x, r, domain), points, report)
         with clock.limited(clock.seconds_left() / 2):
             lift = _lift(graph, y, domain)
             cut |= clock.out_of_time()
-        above, slope, late = _above(
-            graph,
-            x,
-            y,
-            radii,
-            r,
-            loss,
-            domain,
-            steps,
-            lift,
-            lambda share: report(0.3 + 0.7 * share),
-        )
+        rest = (radii, r, loss, domain, steps, lift)
+        above, slope, late = _above(graph, x, y, *rest, lambda part: report(0.3 + 0.7 * part))
         cut |= late or clock.out_of_time()
-    line = None
-    if certificate is not None:
-        slopes = (certificate.anchor, certificate.margin, certificate.paper)
-        slope, line = (
-            min([slope, *(bound.upper for bound in slopes if bound is not None)]),
-            certificate.line,
-        )
+    slope, line = _with_certificate(slope, certificate)
     info = {"versions": versions(), "steps": steps, "cut": cut}
-    return LossCurve(
-        x.cpu(),
-        y.cpu(),
-        weights,
-        r,
-        p,
-        loss,
-        domain,
-        found.clean.cpu(),
-        found.clean_predicted.cpu(),
-        *found.columns(),
-        *above,
-        slope,
-        info,
-        line,
-        graph.arithmetic,
-        lift,
-    )
+    known = (x.cpu(), y.cpu(), weights, r, p, loss, domain)
+    clean = (found.clean.cpu(), found.clean_predicted.cpu())
+    sides = (*clean, *found.columns(), *above)
+    return LossCurve(*known, *sides, slope, info, line, graph.arithmetic, lift)
+
+
+def _evaluated(
+    found: _Points, radii: list[float], points: Sequence[Tensor], report: Callable[[float], None]
+) -> bool:
+    """Look for points at these distances, in a quarter of the time, and add those that are given;
+    whether the clock stopped that.
+    """
+    with clock.limited(clock.seconds_left() / 4):
+        for place, radius in enumerate(radii):
+            found.climb(radius)
+            report(0.3 * (place + 1) / len(radii))
+        cut = clock.out_of_time()
+    for more in points:
+        found.add(torch.as_tensor(more).detach(), None)
+    return cut
+
+
+def _with_certificate(
+    slope: float, certificate: Certificate | None
+) -> tuple[float, tuple[float, float] | None]:
+    """The least slope that is known, and the line of a certificate."""
+    if certificate is None:
+        return slope, None
+    slopes = (certificate.anchor, certificate.margin, certificate.paper)
+    return min([slope, *(bound.upper for bound in slopes if bound is not None)]), certificate.line
 
 
 def _check_certificate(

@@ -222,8 +222,8 @@ def worst_share(mu: Tensor, values: Tensor, share: float) -> float:
     t = float(used[order[min(place, len(order) - 1)]])
     if t == -math.inf:
         t = float(used[used > -math.inf].min()) if bool((used > -math.inf).any()) else 0.0
-    size = values.abs().nan_to_num(posinf=0.0) + abs(t)
-    above = torch.where(values > t, values - t + 2 * UNIT * size, 0.0)
+    # The difference is off by a unit of itself, for which `total_of` has room.
+    above = torch.where(values > t, values - t, 0.0)
     mean = total_of(mu, above) / share
     return t + mean + 8 * UNIT * (abs(t) + mean)
 

@@ -13,24 +13,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wassail.certificates import clock
+from wassail.certificates.exact.cells import enumerate_cells
+from wassail.certificates.exact.programs import LIFT, Array, cell_programs, recessions
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search.cells import enumerate_cells
-from wassail.certificates.search.programs import LIFT, Array, cell_programs, recessions
 from wassail.errors import InputError
 from wassail.rounding import UNIT, sized
 from wassail.threat import dual
 
 Plan: TypeAlias = "list[tuple[int, int, float]]"  # sample, its evaluated point, mass
-
-
-FAR = (
-    2.0**40
-    # how far a point "at infinity" is; its mass is eps / FAR, so what is lost is of the order of 1
-    # / FAR
-)
-
-
+# how far a point "at infinity" is; its mass is eps / FAR, so what is lost is of the order of 1 /
+# FAR
+FAR = 2.0**40
 BATCH = 32  # pieces handed to the solver at once
 CELLS = 2048  # cells written as affine functions at once
 
@@ -137,9 +131,8 @@ class Atlas:
         P, p, J, q = _affine(network, cells.masks)
         P_size, p_size, J_size, q_size = _affine(magnitudes(network), cells.masks)
         rounding = (2 + len(network.blocks())) * (network.neurons + n + network.outputs + 8) * UNIT
-        dead = (np.abs(P) <= rounding * P_size).all(
-            2
-        )  # a constant neuron bounds nothing, and to drop a row is sound
+        # a constant neuron bounds nothing, and to drop a row is sound
+        dead = (np.abs(P) <= rounding * P_size).all(2)
         scale = np.where(
             dead,
             0.0,
@@ -150,9 +143,8 @@ class Atlas:
         limits = np.concatenate([region.high.numpy(), -region.low.numpy()])
         walls = walls[np.isfinite(limits)]
         limits = limits[np.isfinite(limits)]
-        if not P.shape[1] + len(
-            walls
-        ):  # a linear network on R^n: one cell, and the solvers want a row
+        # a linear network on R^n: one cell, and the solvers want a row
+        if not P.shape[1] + len(walls):
             walls = np.zeros((1, n))
             limits = np.ones(1)
         return cls(
@@ -204,9 +196,8 @@ class Family:
         self.atlas = atlas
         self.label = label
         self.splits = splits
-        self.reach = (
-            reach  # the largest coordinate of a sample: rounding errors of w cost that much
-        )
+        # the largest coordinate of a sample: rounding errors of w cost that much
+        self.reach = reach
         self.ids: dict[tuple[int, bytes], int] = {}
         self.cells: list[int] = []
         self.weights = Table(k)
@@ -220,9 +211,8 @@ class Family:
         self.rays: list[
             Array | None
         ] = []  # the direction in which a piece on an unbounded cell grows at that rate
-        self.flattened: set[int] = (
-            set()
-        )  # the vertices whose `flat` is the flattest there is, and not only a mean
+        # the vertices whose `flat` is the flattest there is, and not only a mean
+        self.flattened: set[int] = set()
         rivals = [j for j in range(k) if splits or j != label]
         corners = np.array(
             [[self._vertex(c, q) for q in np.eye(k)[rivals]] for c in range(len(atlas.J))]
@@ -245,9 +235,8 @@ class Family:
         nu = cuts[:, n + 1]
         vertex = cuts[:, n + 2].astype(np.int64)
         value = height + penalty.conjugate(nu)
-        if (
-            penalty.order == 1
-        ):  # certificates may be mixed: one too steep for lam with the flattest one, until it fits
+        # certificates may be mixed: one too steep for lam with the flattest one, until it fits
+        if penalty.order == 1:
             flat = np.array(self.flat)[vertex]
             mix = (nu > penalty.lam * (1 + LIFT)) & (nu[flat] <= penalty.lam)
             share = (penalty.lam - nu[flat][mix]) / (nu - nu[flat])[mix]
@@ -288,9 +277,8 @@ class Family:
         edges = np.linalg.norm(q[:, None] - q[None], axis=2)
         first, second = (int(v) for v in np.unravel_index(edges.argmax(), edges.shape))
         new = self._vertex(self.cells[ids[0]], (q[first] + q[second]) / 2)
-        if (
-            self.flat[new] == self.plain[new]
-        ):  # the mean of two certificates is one of the mid-point
+        # the mean of two certificates is one of the mid-point
+        if self.flat[new] == self.plain[new]:
             self.flat[new] = self._mean_cut(new, self.flat[ids[first]], self.flat[ids[second]])
             self.last[new] = self._mean_cut(new, self.last[ids[first]], self.last[ids[second]])
         one = ids.copy()

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
+from wassail.certificates.exact.programs import LIFT, Array
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region, Where
+from wassail.certificates.loss.checks import check_loss
 from wassail.certificates.loss.penalty import (
     BATCH,
     FAR,
@@ -25,7 +27,6 @@ from wassail.certificates.loss.penalty import (
     Table,
     magnitudes,
 )
-from wassail.certificates.search.programs import LIFT, Array
 from wassail.errors import InputError
 from wassail.geometry import distances, maximiser, pull_inside
 from wassail.losses import LIPSCHITZ, cross_entropy
@@ -55,17 +56,6 @@ class WorstCase:
     root: Tensor
     cost: float
     far: bool
-
-
-def _check_loss(loss: str) -> None:
-    """Refuse losses that are not Lipschitz."""
-    if loss == "dlr":
-        raise InputError(
-            "the DLR loss is a ratio, neither Lipschitz nor affine on cells: use 'margin' or "
-            "'cross_entropy'."
-        )
-    if loss not in LIPSCHITZ:
-        raise InputError(f"loss {loss!r} is not known here: choose 'margin' or 'cross_entropy'.")
 
 
 def _check_samples(x: Tensor, y: Tensor, region: Region) -> None:
@@ -100,7 +90,7 @@ class Problem:
         mu: Tensor | None,
         limit: int,
     ) -> None:
-        _check_loss(loss)
+        check_loss(loss)
         self.network = network
         self.loss = LIPSCHITZ[loss]
         self.norm = parse_norm(norm)
@@ -112,9 +102,8 @@ class Problem:
         self.points = self.x.numpy()
         self.mu = sample_weights(mu, len(self.y)).numpy()
         self.clean = self.loss(network.logits(self.x), self.y).numpy()
-        self.pools = [
-            Table(2 + network.inputs) for _ in self.points
-        ]  # evaluated points: loss, distance, point
+        # evaluated points: loss, distance, point
+        self.pools = [Table(2 + network.inputs) for _ in self.points]
         for pool, value, point in zip(self.pools, self.clean, self.points):
             pool.append(np.concatenate([[value, 0.0], point]))
         self.atlas = Atlas.make(network, self.region, self.norm, limit)
@@ -281,8 +270,25 @@ class Problem:
         """The expected loss of a plan."""
         return math.fsum(mass * self.pools[i].rows[at, 0] for i, at, mass in plan)
 
-    def report(self, plan: Plan, upper: float, lam: float, order: float) -> WorstCase:
-        """The plan as tensors, everything recomputed from them."""
+    def report(
+        self,
+        plan: Plan,
+        upper: float,
+        lam: float,
+        order: float,
+        pairs: tuple[Array, int] | None = None,
+    ) -> WorstCase:
+        """The plan as tensors, everything recomputed from them.
+
+        Args:
+            plan: the distribution.
+            upper: the bound above it.
+            lam: the multiplier behind that.
+            order: Wasserstein order.
+            pairs: what each row costs beside its distance `(M,)`, and how many rows a sample has,
+                where rows are pairs of samples and labels; default None, nothing and one.
+        """
+        extra, size = (np.zeros(len(self.pools)), 1) if pairs is None else pairs
         plan = sorted(entry for entry in plan if entry[2] > 0)
         root = torch.tensor([i for i, _, _ in plan])
         masses = torch.tensor([mass for _, _, mass in plan], dtype=torch.float64)
@@ -290,24 +296,13 @@ class Problem:
         losses = self.loss(self.network.logits(atoms), self.y[root])
         moved = distances(atoms, self.x[root], self.norm)
         lower = below(math.fsum((masses * losses).tolist()), upper, "worst-case loss")
-        info = {
-            **self.info,
-            "cut": clock.out_of_time(),
-            "order": order,
-            "points": sum(pool.size for pool in self.pools),
-        }
-        cost = transport_cost(masses, torch.ones_like(masses), moved, order)
+        points = sum(pool.size for pool in self.pools)
+        info = {**self.info, "cut": clock.out_of_time(), "order": order, "points": points}
+        paid = moved + torch.from_numpy(extra)[root]
+        cost = transport_cost(masses, torch.ones_like(masses), paid, order)
+        bound = Bound(lower, upper, "cells", None, info)
         far = bool((moved >= FAR).any())
-        return WorstCase(
-            Bound(lower, upper, "cells", None, info),
-            lam,
-            atoms,
-            self.y[root],
-            masses,
-            root,
-            cost,
-            far,
-        )
+        return WorstCase(bound, lam, atoms, self.y[root], masses, root // size, cost, far)
 
     def steepest_chord(self, i: int) -> tuple[float, Array]:
         """The steepest chord from sample i to an evaluated point, rounded down, and that point."""

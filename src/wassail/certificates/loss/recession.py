@@ -19,17 +19,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 import torch
 from torch import Tensor
-from typing_extensions import assert_never
 
-from wassail.certificates.bounds.ranges import affine_span, gamma
+from wassail.certificates.bounds.ranges import gamma
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Concat, Pick, Sum, rounding_map
-from wassail.certificates.graph.operators.normalise import Normalise
 from wassail.certificates.graph.restrict import ancestors, reached
 from wassail.errors import remedies
 from wassail.rounding import UNIT
@@ -69,11 +67,10 @@ class Shadow:
         graph = self.graph.head(rows - rows[label])
         error: list[Tensor] = []
         for i, node in enumerate(graph.nodes):
-            op = node.op
-            if isinstance(op, Affine):
-                far = op.map.magnitude().forward(*[error[j] for j in node.inputs])
-                if biases and op.bias is not None:
-                    far = far + op.bias.abs() + gamma(graph) * op.bias_size
+            if node.map is not None:
+                far = node.map.magnitude().forward(*[error[j] for j in node.inputs])
+                if biases and node.bias is not None:
+                    far = far + node.bias.abs() + gamma(graph) * node.bias_size
             else:
                 far = (
                     error[node.inputs[0]]
@@ -94,7 +91,7 @@ def shadow(graph: Graph) -> Shadow:
     own: dict[int, Tensor] = {}
     for i, node in enumerate(graph.nodes):
         low, high = (side[0] for side in ranges[i])
-        if isinstance(node.op, Affine | Input):
+        if node.map is not None or not node.inputs:
             nodes.append(node)
         elif bool((torch.isfinite(low) & torch.isfinite(high)).all()):
             middle = (low + high) / 2
@@ -107,14 +104,14 @@ def shadow(graph: Graph) -> Shadow:
             nodes.append(node)
     needed = ancestors(nodes, len(nodes) - 1)
     for i, node in enumerate(nodes):
-        if isinstance(node.op, Curved) and i in needed:
+        if node.curve is not None and i in needed:
             raise remedies(
                 f"{node.place} multiplies by a quantity that grows without bound, as attention "
                 "does without a normalisation before it, so the network is not Lipschitz on R^n",
                 "give a domain",
                 "leave --no-box out",
             )
-        if isinstance(node.op, Curved):  # what grows here is bounded later
+        if node.curve is not None:  # what grows here is bounded later
             nodes[i] = _nothing(graph, node)
     return Shadow(replace(graph, nodes=tuple(nodes)), own)
 
@@ -152,7 +149,7 @@ def spans(graph: Graph, start: Span | None = None) -> list[Span]:
             case Relu(slope):
                 found.append((_relu(given[0][0], slope), _relu(given[0][1], slope)))
             case Affine():
-                found.append(affine_span(node.op, given, graph.rounding))
+                found.append(node.span(given, graph.rounding))
             case Input():
                 found.append(start)
             case _:
@@ -172,8 +169,8 @@ def highest(graph: Graph, labels: Sequence[int]) -> Tensor:
 def _substituted(graph: Graph, ranges: Sequence[Span], rows: Tensor) -> Tensor:
     """Upper bounds on `<row, theta>` by substitution back to what is not affine, `(m, K) -> (m,)`.
 
-    There every entry counts with its own range, and what a normalisation returns with its length
-    too, `||y||_2 <= sqrt(d)`. A coefficient w is known up to gamma times the sum of magnitudes
+    There every entry counts with its own range, and the values of a curve with their length too,
+    where that is known. A coefficient w is known up to gamma times the sum of magnitudes
     behind it.
     """
     last = len(graph.nodes) - 1
@@ -188,28 +185,29 @@ def _substituted(graph: Graph, ranges: Sequence[Span], rows: Tensor) -> Tensor:
         node = graph.nodes[i]
         w = weight.pop(i)
         most = size.pop(i)
-        op = node.op
-        if isinstance(op, Affine):
-            if op.bias is not None:
-                top = top + (w * op.bias + error * most * op.bias_size).flatten(1).sum(1)
+        if node.map is not None:
+            if node.bias is not None:
+                top = top + (w * node.bias + error * most * node.bias_size).flatten(1).sum(1)
             for parts, pulled in (
-                (weight, op.map.transpose(w)),
-                (size, rounding_map(op.map).transpose(most)),
+                (weight, node.map.transpose(w)),
+                (size, rounding_map(node.map).transpose(most)),
             ):
                 for j, part in zip(node.inputs, pulled):
                     parts[j] = parts[j] + part if j in parts else part
             continue
         ends = [v * side for v in (w - error * most, w + error * most) for side in ranges[i]]
+        # 0 inf is 0 here
         value = (
             torch.stack(ends)
             .nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
             .amax(0)
             .flatten(1)
-        )  # 0 inf is 0 here
+        )
         reach = value.sum(1)
-        if isinstance(op, Curved) and isinstance(op.curve, Normalise):
+        longest = math.inf if node.curve is None else node.curve.longest(node.shape)
+        if longest < math.inf:
             length = (w.abs() + error * most).square().sum(-1).sqrt().reshape(len(w), -1).sum(1)
-            reach = torch.minimum(reach, math.sqrt(node.shape[-1]) * length)
+            reach = torch.minimum(reach, longest * length)
         top = (
             top
             + reach
@@ -230,7 +228,6 @@ def _nothing(graph: Graph, node: Node, value: Tensor | None = None) -> Node:
     )
 
 
-# long: sums and concatenations treat inputs that are 0 in different ways
 def without_zeros(graph: Graph) -> Graph | None:
     """A piecewise-linear graph without biases, without its nodes that are 0 everywhere; None if
     the last one is.
@@ -244,9 +241,9 @@ def without_zeros(graph: Graph) -> Graph | None:
             feeds.append(torch.ones(1, *node.shape, dtype=torch.float64))
         else:
             feeds.append(
-                (node.op.map.magnitude().forward(*given) > 0).double()
-                if isinstance(node.op, Affine)
-                else given[0]
+                given[0]
+                if node.map is None
+                else (node.map.magnitude().forward(*given) > 0).double()
             )
         if not feeds[-1].any():
             place.append(None)

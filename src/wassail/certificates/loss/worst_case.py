@@ -28,24 +28,23 @@ margin loss both meet after finitely many steps.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
+from wassail.certificates.exact.programs import LIFT
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Where
+from wassail.certificates.loss.descent import descend
 from wassail.certificates.loss.pairs import pairs_of
 from wassail.certificates.loss.penalty import Penalty, Plan
 from wassail.certificates.loss.problem import Problem, WorstCase
 from wassail.certificates.loss.worst_others import OthersProblem
-from wassail.certificates.search.programs import LIFT
 from wassail.errors import InputError
 from wassail.losses import strongest_rival
 from wassail.threat import parse_order
@@ -129,7 +128,7 @@ def _limited(time_limit: float | None) -> Iterator[None]:
         try:
             yield
         except clock.Late:
-            if time_limit is None:  # the limit of somebody else
+            if time_limit is None:  # a limit that the caller has set
                 raise
             raise InputError(
                 "the cells were not listed within the time limit: give more time, or use "
@@ -143,70 +142,17 @@ def _descend(
     """Cutting planes in the multiplier, from the first upper bound on: the final one, its
     multiplier, the distribution.
     """
-    if p == 1 and problem.unbounded:
-        problem.add_far_points()
-    # No certificates below the slope at infinity if p = 1, and in a box none below rounding: that
-    # costs next to nothing there.
-    least = max(
-        1e-13 * problem.steepest, problem.flattest if p == 1 or not problem.unbounded else 0.0
-    )
-    floor = least * eps ** (1 - p)
-    steep = problem.steepest * eps ** (1 - p) / p
-    # the bound to start from is the dual value at `steep`
-    lam = floor if p == 1 else steep
-    best = steep
-    tried = [lam]
-    gap = math.inf
-    plan = problem.allocate(eps**p, p)[0]
-    while True:
-        goal = tolerance * max(1.0, abs(upper))
-        fine = (
-            max(goal, (upper - problem.value(plan)) / 2) / 4
-        )  # no finer than the bracket has use for
-        value = (1 + 2 * LIFT) * lam * eps**p + problem.dual(Penalty(p, lam), fine)
-        if value < upper:
-            upper = value
-            best = (1 + 2 * LIFT) * lam
+
+    def best() -> tuple[Plan, float, float]:
         plan, lam = problem.allocate(eps**p, p)
-        gap, before = upper - problem.value(plan), gap
-        if gap <= goal or problem.late():
-            return upper, best, plan
-        if (
-            lam == 0 and p > 1 and problem.unbounded
-        ):  # the points known do not use up the budget: look farther out
-            lam = min(tried) / 4
-        lam = max(lam, floor)
-        if gap > 0.9 * before and any(math.isclose(lam, other, rel_tol=1e-13) for other in tried):
-            return upper, best, plan
-        tried.append(lam)
+        return plan, problem.value(plan), lam
 
+    def dual(lam: float, fine: float) -> float:
+        return problem.dual(Penalty(p, lam), fine)
 
-def growth(
-    network: Piecewise,
-    x: Tensor,
-    y: Tensor,
-    radii: Sequence[float],
-    *,
-    norm: float,
-    domain: Where = None,
-    loss: str = "margin",
-    tolerance: float = 1e-6,
-    time_limit: float | None = None,
-    cells_limit: int = 100_000,
-) -> tuple[Tensor, Tensor]:
-    """`sup { loss(x', y_i) - loss(x_i, y_i) : x' in X, ||x' - x_i||_r <= radius }`, both sides,
-    `(N, len(radii))` each.
-    """
-    with _limited(time_limit):
-        problem = Problem(network, x, y, norm, domain, loss, None, cells_limit)
-        lower, upper = np.zeros((2, len(problem.clean), len(radii)))
-        for i, (place, radius) in itertools.product(range(len(lower)), enumerate(radii)):
-            penalty = Penalty(math.inf, float(radius))
-            upper[i, place] = (
-                problem.evaluate(i, penalty, tolerance) - problem.clean[i] + problem.errors[i]
-            )
-            lower[i, place] = problem.highest(i, penalty) - problem.clean[i]
-        return torch.from_numpy(np.minimum(lower, upper)), torch.from_numpy(upper)
+    # The bound to start from is the dual value at this multiplier.
+    steep = problem.steepest * eps ** (1 - p) / p
+    return descend(problem, (best, dual), (eps, p), (upper, steep), tolerance)
 
 
 def anchor(

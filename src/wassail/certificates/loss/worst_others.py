@@ -11,15 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wassail.certificates import clock
-from wassail.certificates.bound import Bound, below
+from wassail.certificates.exact.programs import LIFT
+from wassail.certificates.loss.descent import descend
 from wassail.certificates.loss.pairs import ROOM, worst_masses, worst_share
-from wassail.certificates.loss.penalty import FAR, Penalty
+from wassail.certificates.loss.penalty import Penalty
 from wassail.certificates.loss.problem import Problem, WorstCase
-from wassail.certificates.search.programs import LIFT
-from wassail.geometry import distances
 from wassail.rounding import UNIT
-from wassail.transport.allocation import transport_cost
 from wassail.transport.mixture import Line, Mixture, mixture
 
 Plan: TypeAlias = "list[tuple[int, int, float]]"  # pair, its evaluated point, mass
@@ -85,7 +82,8 @@ class OthersProblem:
         if steep == 0:
             price = np.where(np.isfinite(self.extra), 0.0, math.inf)
         top = self.mean(rest - price + 2 * UNIT * (np.abs(rest) + np.minimum(price, 1e300)))
-        return top + steep * self.eps * (1 + LIFT) + 4 * UNIT * abs(top)
+        # The sum loses a unit of `top`, of which `worst_share` has two to spare.
+        return top + steep * self.eps * (1 + LIFT)
 
     def best(self) -> tuple[Plan, float, float]:
         """The best distribution on the evaluated points, its loss and its multiplier."""
@@ -124,73 +122,18 @@ class OthersProblem:
         lam = 0.0 if self.order == math.inf else found.multiplier / self.eps**self.order
         return plan, found.won, lam
 
-    def _multipliers(self) -> tuple[float, float]:
-        """The least multiplier that has certificates, and the one to begin with."""
-        pairs, p = self.pairs, self.order
-        if p == 1 and pairs.unbounded:
-            pairs.add_far_points()
-        least = max(1e-13 * pairs.steepest, pairs.flattest if p == 1 or not pairs.unbounded else 0)
-        floor = least * self.eps ** (1 - p)
-        return floor, floor if p == 1 else pairs.steepest * self.eps ** (1 - p) / p
-
     def solve(self, tolerance: float) -> WorstCase:
-        """Cutting planes in the multiplier, as `worst_case_network` has them.
+        """Cutting planes in the multiplier.
 
         Args:
             tolerance: of the bracket.
         """
-        pairs, p, eps = self.pairs, self.order, self.eps
         upper = self.slope_line()
-        if p == math.inf:
+        lam = math.nan
+        if self.order == math.inf:
             upper = min(upper, self.dual(0.0, tolerance / 4))
             plan, _, _ = self.best()
-            return self.report(plan, upper, math.nan)
-        floor, lam = self._multipliers()
-        best = math.nan
-        tried = [lam]
-        gap = math.inf
-        plan, low, _ = self.best()
-        while True:
-            goal = tolerance * max(1.0, abs(upper))
-            fine = max(goal, (upper - low) / 2) / 4
-            value = (1 + 2 * LIFT) * lam * eps**p + self.dual(lam, fine)
-            if value < upper:
-                upper, best = value, (1 + 2 * LIFT) * lam
-            plan, low, lam = self.best()
-            gap, before = upper - low, gap
-            if gap <= goal or pairs.late():
-                return self.report(plan, upper, best)
-            if lam == 0 and p > 1 and pairs.unbounded:
-                lam = min(tried) / 4
-            lam = max(lam, floor)
-            if gap > 0.9 * before and any(math.isclose(lam, t, rel_tol=1e-13) for t in tried):
-                return self.report(plan, upper, best)
-            tried.append(lam)
-
-    def report(self, plan: Plan, upper: float, lam: float) -> WorstCase:
-        """The plan as tensors, everything recomputed from them."""
-        pairs = self.pairs
-        row = torch.tensor([r for r, _, _ in plan])
-        masses = torch.tensor([mass for _, _, mass in plan], dtype=torch.float64)
-        atoms = torch.from_numpy(np.array([pairs.pools[r].rows[at, 2:] for r, at, _ in plan]))
-        losses = pairs.loss(pairs.network.logits(atoms), pairs.y[row])
-        moved = distances(atoms, pairs.x[row], pairs.norm)
-        lower = below(math.fsum((masses * losses).tolist()), upper, "worst-case loss")
-        info = {
-            **pairs.info,
-            "cut": clock.out_of_time(),
-            "order": self.order,
-            "points": sum(pool.size for pool in pairs.pools),
-        }
-        paid = moved + torch.from_numpy(self.extra)[row]
-        cost = transport_cost(masses, torch.ones_like(masses), paid, self.order)
-        return WorstCase(
-            Bound(lower, upper, "cells", None, info),
-            lam,
-            atoms,
-            pairs.y[row],
-            masses,
-            row // self.size,
-            cost,
-            bool((moved >= FAR).any()),
-        )
+        else:
+            sides, budget = (self.best, self.dual), (self.eps, self.order)
+            upper, lam, plan = descend(self.pairs, sides, budget, (upper, lam), tolerance)
+        return self.pairs.report(plan, upper, lam, self.order, (self.extra, self.size))

@@ -220,9 +220,8 @@ class RadiusSearch:
         mine = (mine >= self.start) & (mine < self.stop)
         later = len(self.x) - self.stop
         for round_ in range(ROUNDS):
-            wide = self.lower * (1 + self.tolerance) < self.upper * (
-                1 - BAND
-            )  # not by rounding alone
+            # not by rounding alone
+            wide = self.lower * (1 + self.tolerance) < self.upper * (1 - BAND)
             active = (mine & self.open & wide & ~self.idle()).nonzero()[:, 0]
             self.report(1 - (len(active) + later) / max(len(self.x), 1))
             if not len(active):

@@ -18,8 +18,8 @@ from wassail.certificates.bounds.quadratic import CUBE, proved_samples
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.prove.problem import Problem
 from wassail.certificates.search.leaves import Forest, Leaves
-from wassail.certificates.search.margins import STEPS as ASCENT_STEPS
 from wassail.certificates.search.margins import (
+    ASCENT_STEPS,
     WIDTH,
     branch_leaves,
     branch_margins,

@@ -26,10 +26,10 @@ from wassail.attacks.nearest import nearest
 from wassail.certificates import clock
 from wassail.certificates.prove.attacked import look_at_the_clock, watched
 from wassail.certificates.prove.exact import is_small
+from wassail.certificates.prove.expected_gain import BracketReporter, ExpectedGain, kept_share
 from wassail.certificates.prove.ladder import Ladder
 from wassail.certificates.prove.problem import Problem
 from wassail.certificates.prove.products import product_radii
-from wassail.certificates.prove.promises import BracketReporter, Promises, kept_share
 from wassail.certificates.prove.radii import PROVED_AGAIN, TOLERANCE, parse_effort, radii
 from wassail.certificates.prove.radius import EXACT, Growth
 from wassail.certificates.prove.record import Radii
@@ -61,7 +61,7 @@ COARSE = 0.08  # relative precision of the first radii: attempts go on from ther
 # what the earlier ones of their kind have kept.
 PROOFS_KEEP = 0.5
 ATTACKS_KEEP = 0.05
-MANY = 64  # in one attack
+ATTACKED_TOGETHER = 64  # in one attack
 AHEAD = 1.15  # of the price: how far beyond it a radius counts
 LATER = 0.05  # of what it would count below
 FAILING = 0.7  # of what an attempt promises, for each that failed before it
@@ -229,8 +229,8 @@ class _Closing:
         self.cut = False
         self.history: list[tuple[float, float, float]] = []
         self.cost: dict[int, float] = {}
-        self.proofs: dict[int, Promises] = {}
-        self.attacks: dict[int, Promises] = {}
+        self.proofs: dict[int, ExpectedGain] = {}
+        self.attacks: dict[int, ExpectedGain] = {}
 
     def begin(self, flips: Flips | None, start: Radii | None, provers: int) -> None:
         """The first bracket: a short attack and the cheap radii, unless they are known."""
@@ -472,7 +472,7 @@ class _Closing:
         levels = self.growth.level
         rows = self._chosen(ratio, best, levels, self.ladder.batch)
         level = int(levels[rows[0]])
-        record = self.proofs.setdefault(level, Promises(PROOFS_KEEP))
+        record = self.proofs.setdefault(level, ExpectedGain(PROOFS_KEEP))
         found = self.ladder.attempt(rows, radius[rows], level)
         spent = float(found.work.sum())
         self.work += spent
@@ -523,13 +523,13 @@ class _Closing:
 
     def _attack(self, ratio: Tensor, best: float) -> None:
         """More passes for some samples, from other random points."""
-        rows = self._chosen(ratio, best, self.tries, MANY)
+        rows = self._chosen(ratio, best, self.tries, ATTACKED_TOGETHER)
         tries = int(self.tries[rows[0]])
         unit = self._price(self.distances)
         old = self._lost(self.distances, unit)[rows]
         self._search(rows, self.flips.take(rows), PASSES * 2**tries)
         won = self._lost(self.distances, unit)[rows] - old
-        self.attacks.setdefault(tries, Promises(ATTACKS_KEEP)).add(self.hoped[rows], won)
+        self.attacks.setdefault(tries, ExpectedGain(ATTACKS_KEEP)).add(self.hoped[rows], won)
 
     def _search(self, rows: Tensor, start: Flips, passes: int) -> None:
         """An attack on samples from flips of theirs."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from wassail.certificates.bounds.ranges import boxed
 from wassail.certificates.bounds.rows import rounded_up
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.search.frontier import Frontier
-from wassail.certificates.search.opened import Table
+from wassail.certificates.search.open_nodes import Table, TensorRows
 from wassail.rounding import FLOOR, UNIT
 
 WIDTH = 256  # boxes split at once
@@ -40,7 +40,7 @@ FAR = 1e100  # a slope that is not known to be finite
 
 
 @dataclass(frozen=True, eq=False)
-class Boxes:
+class Boxes(TensorRows):
     """R boxes: low, high `(R, n)`; bound `(R,)`, how near the worst clause may come to holding,
     not above 0 for an open box; axis `(R,)`, the side to halve, or `AGAIN`.
     """
@@ -49,18 +49,6 @@ class Boxes:
     high: Tensor
     bound: Tensor
     axis: Tensor
-
-    def take(self, rows: Tensor) -> Boxes:
-        """Some of them."""
-        return Boxes(*(getattr(self, f.name)[rows] for f in fields(self)))
-
-    def join(self, other: Boxes) -> Boxes:
-        """These, then the others."""
-        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
-        return Boxes(*(torch.cat(pair) for pair in pairs))
-
-    def __len__(self) -> int:
-        return len(self.low)
 
 
 class BoxSearch(Frontier[Boxes]):

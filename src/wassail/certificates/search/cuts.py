@@ -1,4 +1,4 @@
-"""Intervals that domains fix for the inputs of smooth neurons."""
+"""Intervals that subproblems fix for the inputs of smooth neurons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True, eq=False)
 class Cuts:
-    """Of R domains, up to D neurons each whose input lies in an interval; where the network is.
+    """Of R subproblems, up to D neurons each whose input lies in an interval; where the network is.
 
     column `(R, D)`: which neuron, by its place among all smooth neurons of the network, -1 for
     none; low, high: its interval, in float64; up, down: slopes of its two lines, in float32; under,
@@ -28,7 +28,7 @@ class Cuts:
 
     @classmethod
     def none(cls, rows: int, device: torch.device) -> Cuts:
-        """Of domains without any."""
+        """Of subproblems without any."""
         column = torch.zeros(rows, 0, dtype=torch.int64, device=device)
         ends = (column.double(), column.double())
         return cls(column, *ends, *(column.float() for _ in range(4)))
@@ -38,11 +38,11 @@ class Cuts:
 
     @property
     def width(self) -> int:
-        """D, the most neurons that a domain may have."""
+        """D, the most neurons that a subproblem may have."""
         return self.column.shape[1]
 
     def take(self, rows: Tensor) -> Cuts:
-        """Those of some domains, by indices where the network is."""
+        """Those of some subproblems, by indices where the network is."""
         if not self.width:
             return Cuts.none(len(rows), self.column.device)
         return Cuts(*(getattr(self, f.name)[rows] for f in fields(self)))
@@ -70,7 +70,7 @@ class Cuts:
         return Cuts(*(torch.cat([getattr(one, f.name), getattr(two, f.name)]) for f in fields(one)))
 
     def narrowed(self, slot: Tensor, chosen: Tensor, values: dict[str, Tensor]) -> Cuts:
-        """The chosen domains with other values in a slot: slot `(R,)`, chosen bool `(R,)`,
+        """The chosen subproblems with other values in a slot: slot `(R,)`, chosen bool `(R,)`,
         values `(R,)` by name.
         """
         changed = {}

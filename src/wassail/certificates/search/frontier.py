@@ -28,12 +28,10 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
-
-from typing_extensions import Self
+from typing import Any, Generic, Self, TypeVar
 
 from wassail.certificates import clock
-from wassail.certificates.search.opened import NodesT, Open
+from wassail.certificates.search.open_nodes import NodesT, Open
 from wassail.certificates.search.workers import Pool
 from wassail.errors import InputError
 
@@ -44,9 +42,7 @@ SHORT = 0.2
 FEW = 16
 POLL = 0.2  # seconds between looks at the clock
 LOSSES = 2  # of a part, until its bounds stand
-
 _log = logging.getLogger("wassail")
-
 FoundT = TypeVar("FoundT")  # what a search knows besides its nodes
 
 
@@ -315,7 +311,7 @@ class _Desk:
 
 @dataclass(frozen=True)
 class _Failure:
-    """An exception in a worker: a mistake, not a death."""
+    """An exception in a worker, which goes on: the caller raises it."""
 
     error: Exception
     trace: str
@@ -333,7 +329,7 @@ def _work(key: str, data: bytes, part: Part[Any, Any], seconds: float) -> Any:
     try:
         return problem.work(part, seconds)
     except MemoryError:
-        raise  # as good as dead: another worker may have more
+        raise  # as if the worker had died: another one may have more memory
     except Exception as error:
         trace = traceback.format_exc()
         try:

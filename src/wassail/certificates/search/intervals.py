@@ -1,7 +1,7 @@
-"""The smooth neurons of some samples, and domains that cut their input intervals in two.
+"""The smooth neurons of some samples, and subproblems that cut their input intervals in two.
 
 A ReLU is linear once its sign is chosen. A smooth activation is not, but its two lines are nearer
-to it on a part of its interval. So a domain fixes the interval of some neurons to `[low, m]` or
+to it on a part of its interval. So a subproblem fixes the interval of some neurons to `[low, m]` or
 `[m, high]`, m shared by both (GenBaB, Shi et al. 2025): the lines of such a neuron are made anew,
 with slopes of their own, and `v <= m` or `v >= m` enters the bound with a multiplier >= 0. The
 lines of all other neurons have the slopes that were best for the whole ball, one pair for each
@@ -41,7 +41,7 @@ NEAR = 0.25  # of an interval's length: a bend that near to the middle is where 
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """What a batch of R domains needs of the smooth neurons, gathered once.
+    """What a batch of R subproblems needs of the smooth neurons, gathered once.
 
     root `(R,)` or `(1,)`: its row of the lines for the whole ball; lines: of each type, of each
     node, `(R, size)` or `(1, size)`; place: of each node, where its cut neurons are, `(R, D)`, size
@@ -85,6 +85,7 @@ class Intervals:
         self.sweep = sweep
         self.parts: dict[int, slice] = {}
         self.names: dict[Smooth, list[int]] = {}  # the nodes of each activation
+        self.functions: dict[int, Activation] = {}
         self.lines: dict[torch.dtype, dict[int, Lines]] = {torch.float32: {}, torch.float64: {}}
         start = 0
         columns: list[list[Tensor]] = []
@@ -92,6 +93,7 @@ class Intervals:
             node = shape.node
             assert isinstance(node.op, Smooth)
             self.names.setdefault(node.op, []).append(i)
+            self.functions[i] = node.op.function
             self.parts[i] = slice(start, start + node.size)
             start += node.size
             low, high = (flattened(of_owner(v, samples)) for v in shape.ends)
@@ -160,11 +162,11 @@ class Intervals:
             known[i] = Lines(*new)
 
     def held(self, root: Tensor, own: Tensor, cuts: Cuts, ascend: bool) -> Held:
-        """What a batch of domains needs.
+        """What a batch of subproblems needs.
 
         Args:
             root: rows of the lines for the whole ball, `(R,)`, or `(1,)` if all have one.
-            own: the samples of the domains, `(R,)` or `(1,)`.
+            own: the samples of the subproblems, `(R,)` or `(1,)`.
             cuts: theirs.
             ascend: whether lines in float32 are needed, too.
         """
@@ -298,15 +300,13 @@ class Intervals:
         if i not in held.place:
             return score
         place = held.place[i]
-        node = self.node(i)
-        assert isinstance(node.op, Smooth)
-        above, below = gains_of(node.op.function, cuts.low, cuts.high)
+        above, below = gains_of(self.functions[i], cuts.low, cuts.high)
         up, down = (F.pad(v, (0, 1)).gather(1, place) for v in (plus, minus))
         return F.pad(score, (0, 1)).scatter(1, place, up * above + down * below)[:, :-1]
 
     def split(self, cuts: Cuts, own: Tensor, column: Tensor) -> tuple[Cuts, Cuts]:
-        """The two children of each domain at a neuron, column `(R,)`; those with -1 stay as they
-        are. Both children have the point of the cut.
+        """The two children of each subproblem at a neuron, column `(R,)`; those with -1 stay as
+        they are. Both children have the point of the cut.
         """
         cutting = column >= 0
         if column.device == HOST and not bool(cutting.any()):
@@ -350,16 +350,14 @@ class Intervals:
         middle = (low + high) / 2
         best = middle
         for name, mask in self.which(column).items():
-            node = self.node(self.names[name][0])
-            assert isinstance(node.op, Smooth)
-            for bend in (-node.op.function.bend, node.op.function.bend):
+            for bend in (-name.function.bend, name.function.bend):
                 near = (middle - bend).abs() <= NEAR * (high - low)
                 best = torch.where(mask & near, bend, best)
         return best.maximum(low).minimum(high)
 
     def regrown(self, cuts: Cuts, k: int) -> tuple[Cuts, Tensor]:
         """The cuts of a larger ball around the k-th sample, with what is left of their intervals
-        here, and which domains have nothing left, bool `(R,)`: they hold no point of this ball.
+        here, and which subproblems have nothing left, bool `(R,)`: they hold no point of this ball.
         """
         own = torch.full((1,), k, dtype=torch.int64, device=cuts.column.device)
         low, high = (self.at(v, own, cuts.column) for v in (self.low, self.high))

@@ -1,9 +1,9 @@
-"""What a proof that ran out of domains has left to prove, for the next ball of the same sample.
+"""What a proof that ran out of subproblems has left to prove, for the next ball of the same sample.
 
 The leaves of a branch and bound cover a ball. Those that are proved are proved on every smaller
 ball around the same sample too, so that only the open ones are left there. A sign that was chosen
-for a neuron which the smaller ball decides is left out: the domain grows, and what is proved of it
-holds all the more.
+for a neuron which the smaller ball decides is left out: the subproblem grows, and what is proved of
+it holds all the more.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 
 from wassail.certificates.search.cuts import Cuts
 
-MOST = 2**17  # numbers of a kind that are kept of a sample
+KEPT_NUMBERS = 2**17  # numbers of a kind that are kept of a sample
 
 
 @dataclass(frozen=True, eq=False)
 class Leaves:
-    """L open domains of one sample over U neurons, where the network is.
+    """L open subproblems of one sample over U neurons, where the network is.
 
     rival `(L,)`, on the CPU; places: of each node with such neurons, their places in it, in the
     order of the columns; signs `(L, U)` int8, slopes and multipliers `(L, U)` float32; cuts: of
@@ -73,5 +73,5 @@ class Forest:
 
     def keep(self, sample: int, radius: float, leaves: Leaves | None) -> None:
         """Keep what is left of a ball, unless it is too much."""
-        if leaves is not None and leaves.numbers <= MOST:
+        if leaves is not None and leaves.numbers <= KEPT_NUMBERS:
             self.trees[sample] = (radius, leaves)

@@ -1,7 +1,7 @@
-"""Branch and bound on undecided neurons: a proof that nothing flips in the balls of some samples.
+"""Branch and bound on unstable neurons: a proof that nothing flips in the balls of some samples.
 
-A domain fixes the signs of some ReLUs and the intervals of some smooth neurons (`tree`). The
-domains of a sample cover its ball: if all are proved, the sample is.
+A subproblem fixes the signs of some ReLUs and the intervals of some smooth neurons (`tree`). The
+subproblems of a sample cover its ball: if all are proved, the sample is.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from wassail.certificates import clock
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Graph
-from wassail.certificates.search.domains import Domains
 from wassail.certificates.search.frontier import Part, SharedFrontier
 from wassail.certificates.search.leaves import Leaves
-from wassail.certificates.search.opened import Table
+from wassail.certificates.search.open_nodes import Table
+from wassail.certificates.search.subproblems import Subproblems
 from wassail.certificates.search.tree import Tree
 from wassail.certificates.search.workers import Pool
 
-ROOT = 30  # steps of the ascent at the root of a rival
-STEPS = 4  # at every other domain, which starts where its parent stopped
-# At a domain with a quarter of its sample's undecided neurons fixed: relaxations add little there,
-# and the multipliers have to be good.
-THOROUGH = 12
-LAST = 200  # at a domain with nothing left to split
-WIDTH = 32  # domains of a sample split at once
+ROOT_STEPS = 30  # steps of the ascent at the root of a rival
+ASCENT_STEPS = 4  # at every other subproblem, which starts where its parent stopped
+# At a subproblem with a quarter of its sample's unstable neurons fixed: relaxations add little
+# there, and the multipliers have to be good.
+DEEP_STEPS = 12
+LAST_STEPS = 200  # at a subproblem with nothing left to split
+WIDTH = 32  # subproblems of a sample split at once
 MIXED = 10**6  # operations of a network whose samples share a batch on the CPU
 
 
@@ -43,11 +43,12 @@ def branch_margins(
     width: int = WIDTH,
 ) -> tuple[bool, int]:
     """Whether `theta_y - theta_j > 0` on the ball of one sample of a sweep for all rivals j, and
-    how many domains it took.
+    how many subproblems it took.
 
-    False when the time (`clock`) or the number of domains runs out first. sweep: with `bends` kept.
-    most: domains that may be bounded, the batch under way is finished. pool: who shares the open
-    domains. width: domains that are split at once.
+    False when the time (`clock`) or the number of subproblems runs out first. sweep: with `bends`
+    kept.
+    most: subproblems that may be bounded, the batch under way is finished. pool: shares the open
+    subproblems. width: subproblems that are split at once.
     """
     rows = ([sample], [y], [rivals.tolist()], [most])
     proved, count, _ = _branched(sweep, *rows, pool=pool, width=width)[0]
@@ -57,7 +58,7 @@ def branch_margins(
 def branch_samples(
     sweep: Sweep, samples: list[int], y: list[int], rivals: list[list[int]], most: list[int]
 ) -> list[tuple[bool, int]]:
-    """The same for several samples of a sweep: whether each is proved, and how many domains it
+    """The same for several samples of a sweep: whether each is proved, and how many subproblems it
     took (see `branch_leaves`).
     """
     known: list[Leaves | None] = [None] * len(samples)
@@ -72,20 +73,20 @@ def branch_leaves(
     most: list[int],
     known: list[Leaves | None],
 ) -> list[tuple[bool, int, Leaves | None]]:
-    """Whether each of several samples of a sweep is proved, how many domains it took, and what
+    """Whether each of several samples of a sweep is proved, how many subproblems it took, and what
     is left to prove where they ran out.
 
-    The open domains of all samples are bounded in one batch, the `WIDTH` worst of each: enough work
-    for a GPU. Every sample has its own tree and its own budget, so no verdict depends on the
+    The open subproblems of all samples are bounded in one batch, the `WIDTH` worst of each: enough
+    work for a GPU. Every sample has its own tree and its own budget, so no verdict depends on the
     others. On the CPU the samples of larger networks come one after the other: there a mixed batch
-    would be slower, as it has to copy lines for each of its domains.
+    would be slower, as it has to copy lines for each of its subproblems.
 
     Args:
         sweep: of the samples' balls.
         samples: their places in the sweep.
         y: their labels.
         rivals: of each, the classes that are left to exclude.
-        most: domains bounded for each sample; the batch under way is finished.
+        most: subproblems bounded for each sample; the batch under way is finished.
         known: of each, what was left of a ball at least as large, or None.
     """
     if not samples:
@@ -100,7 +101,7 @@ def branch_leaves(
 
 
 def mixes(graph: Graph) -> bool:
-    """Whether a network is so small that domains of many samples in one batch pay on a CPU."""
+    """Whether a network is so small that subproblems of many samples in one batch pay on a CPU."""
     return graph.operations <= MIXED
 
 
@@ -114,7 +115,7 @@ def _branched(
     pool: Pool | None = None,
     width: int = WIDTH,
 ) -> list[tuple[bool, int, Leaves | None]]:
-    """One tree for all samples; pool: for a single one; width: domains of each split at once."""
+    """One tree for all samples; pool: for a single one; width: how many of each are split."""
     tree = Tree(sweep, samples, y)
     proof = _Proof(tree, torch.tensor(most), width)
     proof.failed = ~torch.tensor(tree.open)  # nothing to split: the bound is what it is
@@ -124,11 +125,11 @@ def _branched(
     begun = False
     with suppress(clock.Late):
         tree.tilt([some if tree.open[k] else [] for k, some in enumerate(rivals)])
-        proof.begun(tree.roots(new), ROOT)
-        proof.begun(tree.regrown(old, rivals), STEPS)
+        proof.begun(tree.roots(new), ROOT_STEPS)
+        proof.begun(tree.regrown(old, rivals), ASCENT_STEPS)
         begun = True
         proof.proceed(pool)
-    if not begun:  # some domains were never opened: no sample is proved by having none
+    if not begun:  # some subproblems were never opened: no sample is proved by having none
         proof.failed = torch.ones_like(proof.failed)
     proof.failed[proof.open.everything().owner] = True
     left = {} if pool is not None else proof.leaves()
@@ -138,18 +139,18 @@ def _branched(
 
 @dataclass(frozen=True, eq=False)
 class _Found:
-    """For each sample: whether one of its domains cannot be proved, and how many were bounded."""
+    """For each sample: whether a subproblem cannot be proved, and how many were bounded."""
 
     failed: Tensor
     count: Tensor
 
 
-class _Proof(SharedFrontier[Domains, _Found]):
-    """The domains of some samples that are not proved.
+class _Proof(SharedFrontier[Subproblems, _Found]):
+    """The subproblems of some samples that are not proved.
 
-    failed `(S,)`: samples with a domain that cannot be proved, or that took too many; count `(S,)`:
-    domains bounded, one with patience by its steps; most `(S,)`: how many may be; width: of each
-    sample, how many are split at once.
+    failed `(S,)`: samples with a subproblem that cannot be proved, or that took too many; count
+    `(S,)`: subproblems bounded, one with patience by its steps; most `(S,)`: how many may be;
+    width: of each sample, how many are split at once.
     """
 
     def __init__(self, tree: Tree, most: Tensor, width: int = WIDTH) -> None:
@@ -158,17 +159,19 @@ class _Proof(SharedFrontier[Domains, _Found]):
         self.width = width
         self.count = torch.zeros_like(most)
         self.failed = torch.zeros_like(most, dtype=torch.bool)
-        self.open: Table[Domains] = Table(tree.roots([[] for _ in tree.open]), order=_in_order)
+        self.open: Table[Subproblems] = Table(tree.roots([[] for _ in tree.open]), order=_in_order)
         self.out = []
-        self.spent: list[Domains] = []  # what was open of samples when their domains ran out
+        self.spent: list[
+            Subproblems
+        ] = []  # what was open of samples when their subproblems ran out
 
     @property
     def over(self) -> bool:
         """Whether the time is up, or no sample can be proved any more."""
         return clock.late() or bool(self.failed.all())
 
-    def begun(self, first: Domains, steps: int) -> None:
-        """The domains that it begins with, bounded."""
+    def begun(self, first: Subproblems, steps: int) -> None:
+        """The subproblems that it begins with, bounded."""
         if not len(first):
             return
         with self.taken(first):
@@ -176,62 +179,64 @@ class _Proof(SharedFrontier[Domains, _Found]):
         self.sift()
 
     def leaves(self) -> dict[int, Leaves]:
-        """What is left of the samples whose domains ran out, by their places in the tree."""
+        """What is left of the samples whose subproblems ran out, by their places in the tree."""
         found = {}
-        for domains in self.spent:
-            for k in sorted(set(domains.owner.tolist())):
-                found[k] = self.tree.leaves(k, domains.where(domains.owner == k))
+        for subproblems in self.spent:
+            for k in sorted(set(subproblems.owner.tolist())):
+                found[k] = self.tree.leaves(k, subproblems.where(subproblems.owner == k))
         return found
 
     def sift(self) -> None:
-        """A sample with too many domains has failed, and one that has failed needs no more."""
-        domains = self.open.everything()
+        """A sample with too many subproblems has failed, and one that has failed needs no more."""
+        subproblems = self.open.everything()
         over = self.count > self.most
-        fresh = (over & ~self.failed)[domains.owner]
+        fresh = (over & ~self.failed)[subproblems.owner]
         if bool(fresh.any()):
-            self.spent.append(domains.where(fresh))
-        self.failed[domains.owner] |= over[domains.owner]
+            self.spent.append(subproblems.where(fresh))
+        self.failed[subproblems.owner] |= over[subproblems.owner]
         for part in self.out:
             self.failed[part.nodes.owner] |= over[part.nodes.owner]
-        self.open.rows = domains.where(~self.failed[domains.owner])
+        self.open.rows = subproblems.where(~self.failed[subproblems.owner])
 
     def step(self) -> None:
-        """The worst domains of each sample replaced by their unproved children."""
+        """The worst subproblems of each sample replaced by their unproved children."""
         with self.taken(self._worst()) as worst:
             ended = worst.pick[:, 0] < 0  # no relaxation is left to remove
             if bool(ended.any()):  # only the multipliers can be wrong: once more, with patience
                 last = worst.where(ended)
-                self._bill(last, LAST // STEPS)
-                self.failed[self.tree.bounded(last, LAST).unproved().owner] = True
+                self._bill(last, LAST_STEPS // ASCENT_STEPS)
+                self.failed[self.tree.bounded(last, LAST_STEPS).unproved().owner] = True
             parents = worst.where(~ended & ~self.failed[worst.owner])
             if len(parents):
                 children = self.tree.split(parents)
                 deep = self.tree.deep(children)
                 for some, steps in (
-                    (children.where(~deep), STEPS),
-                    (children.where(deep), THOROUGH),
+                    (children.where(~deep), ASCENT_STEPS),
+                    (children.where(deep), DEEP_STEPS),
                 ):
                     if len(some):
-                        self._add(self.tree.bounded(some, steps), steps // STEPS)
+                        self._add(self.tree.bounded(some, steps), steps // ASCENT_STEPS)
 
-    def _worst(self) -> Domains:
-        """Take out the `width` domains of each sample with the least bounds."""
-        domains = self.open.everything()
+    def _worst(self) -> Subproblems:
+        """Take out the `width` subproblems of each sample with the least bounds."""
+        subproblems = self.open.everything()
         order = self.open.order()
-        order = order[domains.owner[order].argsort(stable=True)]
-        owner = domains.owner[order]
+        order = order[subproblems.owner[order].argsort(stable=True)]
+        owner = subproblems.owner[order]
         first = torch.searchsorted(owner, owner)  # where the sample's own begin
         near = torch.arange(len(order)) - first < self.width
-        self.open.rows = domains.take(order[~near])
-        return domains.take(order[near])
+        self.open.rows = subproblems.take(order[~near])
+        return subproblems.take(order[near])
 
-    def _add(self, domains: Domains, price: int = 1) -> None:
-        """Count domains that were bounded; those that are not proved are open."""
-        self._bill(domains, price)
-        self.open.add(domains.unproved())
+    def _add(self, subproblems: Subproblems, price: int = 1) -> None:
+        """Count subproblems that were bounded; those that are not proved are open."""
+        self._bill(subproblems, price)
+        self.open.add(subproblems.unproved())
 
-    def _bill(self, domains: Domains, price: int) -> None:
-        self.count = self.count + price * torch.bincount(domains.owner, minlength=len(self.count))
+    def _bill(self, subproblems: Subproblems, price: int) -> None:
+        self.count = self.count + price * torch.bincount(
+            subproblems.owner, minlength=len(self.count)
+        )
 
     def known(self, workers: int) -> _Found:
         """Nothing: a worker counts from 0, and has no limit of its own."""
@@ -248,11 +253,11 @@ class _Proof(SharedFrontier[Domains, _Found]):
         return _Found(self.failed, self.count)
 
     def learn(self, found: _Found) -> None:
-        """A domain that cannot be proved there cannot be proved here."""
+        """A subproblem that cannot be proved there cannot be proved here."""
         self.failed |= found.failed
         self.count = self.count + found.count
 
-    def stand(self, part: Part[Domains, _Found]) -> None:
+    def stand(self, part: Part[Subproblems, _Found]) -> None:
         """Nothing is proved of it."""
         self.failed[part.nodes.owner] = True
 

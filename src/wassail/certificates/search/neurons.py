@@ -1,4 +1,4 @@
-"""The undecided neurons of some samples, and what is known of each."""
+"""The unstable neurons of some samples, and what is known of each."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch.nn import functional as F
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.lines import Arithmetic, Lines
 from wassail.certificates.bounds.rows import flattened, of_owner
-from wassail.certificates.search.domains import Domains
 from wassail.certificates.search.intervals import Intervals
+from wassail.certificates.search.subproblems import Subproblems
 
-# neurons that are tried before a domain is cut, in networks with smooth activations or curves
+# neurons that are tried before a subproblem is cut, in networks with smooth activations or curves
 LOOK = 4
 
 
 class Neurons:
-    """The undecided neurons of some samples, in one vector of length U for each.
+    """The unstable neurons of some samples, in one vector of length U for each.
 
     Of every node with such neurons, places `(S, u)` tells where they are, u the largest number of
     any sample; the rest is the place after the last, where everything is 0. open: which samples
@@ -42,7 +42,7 @@ class Neurons:
         smooth = self.intervals.count
         totals = [sum(own) + smooth for own in zip(*counts)] or [smooth] * len(samples)
         self.open = [total > 0 for total in totals]
-        self.undecided = torch.tensor(totals)
+        self.unstable = torch.tensor(totals)
         self.look = LOOK if sweep.graph.smooth else 1
         self.root = torch.full((len(samples), sweep.graph.outputs), -1, dtype=torch.int64)
         self.places: dict[int, Tensor] = {}
@@ -105,7 +105,7 @@ class Neurons:
         return flat.scatter(1, places, values)
 
     def others(self, kind: Arithmetic, i: int, rows: Rows) -> Lines:
-        """The lines of node i for rows, with 0 at the undecided neurons, `(R, size)` each."""
+        """The lines of node i for rows, with 0 at the unstable neurons, `(R, size)` each."""
         store = self.lines if self.single else rows.lines
         if (kind.dtype, i) not in store:
             if (kind.dtype, i) not in self.rest:
@@ -118,7 +118,7 @@ class Neurons:
         return store[kind.dtype, i]
 
     def joined(self, parts: Mapping[int, Tensor], like: Tensor) -> Tensor:
-        """Numbers of the undecided neurons of each node, side by side; 0 where a node has none."""
+        """Numbers of the unstable neurons of each node, side by side; 0 where a node has none."""
         found = [
             parts[i] if i in parts else like.new_zeros(len(like), part.stop - part.start)
             for i, part in self.parts.items()
@@ -126,7 +126,7 @@ class Neurons:
         return torch.cat([like[:, :0], *found], 1)
 
     def known(self, dtype: torch.dtype, i: int, rows: Rows) -> tuple[Tensor, ...]:
-        """What is known of node i's undecided neurons, for rows, in a type; made once for a tree of
+        """What is known of node i's unstable neurons, for rows, in a type; made once for a tree of
         one sample, else once for a batch.
         """
         store = self.kept if self.single else rows.kept
@@ -137,7 +137,7 @@ class Neurons:
         return store[dtype, i]
 
     def tables(self, rows: Rows) -> tuple[Tensor, ...]:
-        """Of all undecided neurons, for rows, in float32: the slope and the shift of the line
+        """Of all unstable neurons, for rows, in float32: the slope and the shift of the line
         above, the input and the output at the sample, and the slope on the left of 0; `(R, U)`
         each, or `(1, U)` in a tree of one sample.
         """
@@ -163,10 +163,10 @@ class Rows:
     kept: dict[tuple[torch.dtype, int], tuple[Tensor, ...]] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, tree: Neurons, domains: Domains) -> Rows:
-        """Of some domains."""
+    def make(cls, tree: Neurons, subproblems: Subproblems) -> Rows:
+        """Of some subproblems."""
         single = len(tree.open) == 1
-        own = (domains.owner[:1] if single else domains.owner).to(
+        own = (subproblems.owner[:1] if single else subproblems.owner).to(
             tree.samples.device, non_blocking=True
         )
-        return cls(own, tree.samples[own], domains.rival.to(own.device, non_blocking=True))
+        return cls(own, tree.samples[own], subproblems.rival.to(own.device, non_blocking=True))

@@ -1,7 +1,7 @@
-"""The undecided neurons of some samples, and bounds of domains over them.
+"""The unstable neurons of some samples, and bounds of subproblems over them.
 
-A domain fixes the signs of some ReLUs, and intervals of the inputs of some smooth neurons. A ReLU
-with a sign is linear, and the constraint enters the bound with a multiplier >= 0, in the same
+A subproblem fixes the signs of some ReLUs, and intervals of the inputs of some smooth neurons. A
+ReLU with a sign is linear, and the constraint enters the bound with a multiplier >= 0, in the same
 backward pass (beta-CROWN, Wang et al. 2021): any multipliers and any slopes give a sound bound.
 They are chosen by Adam in float32; what is claimed is evaluated in float64 with all rounding
 errors.
@@ -25,27 +25,26 @@ from wassail.certificates.bounds.chunks import LARGE
 from wassail.certificates.bounds.lines import Arithmetic, Lines
 from wassail.certificates.bounds.rows import flattened, of_owner, row_dot, unflattened
 from wassail.certificates.device import HOST
-from wassail.certificates.graph.graph import Smooth
-from wassail.certificates.search.climb import Climb, climbs
 from wassail.certificates.search.cuts import Cuts
-from wassail.certificates.search.domains import Domains, Margin, Unknowns, largest
 from wassail.certificates.search.intervals import Held
 from wassail.certificates.search.leaves import Leaves
 from wassail.certificates.search.neurons import Neurons, Rows
-from wassail.certificates.search.passes import Pass
+from wassail.certificates.search.relu_gradient import ReluGradient
+from wassail.certificates.search.smooth_backward import SmoothBackward
+from wassail.certificates.search.subproblems import Margin, Subproblems, Unknowns, largest
 from wassail.rounding import FAINT, UNIT
 from wassail.ties import firm, first_largest
 
-# A domain whose bound in float32 is below 0 by this much of the largest logit is not proved: what
-# float32 rounds is far less.
+# A subproblem whose bound in float32 is below 0 by this much of the largest logit is not proved:
+# what float32 rounds is far less.
 CLEAR = 2.0**-10
 
 
 class Tree(Neurons):
-    """The bounds of domains over the undecided neurons of some samples."""
+    """The bounds of subproblems over the unstable neurons of some samples."""
 
-    def roots(self, rivals: list[list[int]]) -> Domains:
-        """One domain for each rival of each sample, all neurons free."""
+    def roots(self, rivals: list[list[int]]) -> Subproblems:
+        """One subproblem for each rival of each sample, all neurons free."""
         owner = torch.tensor([k for k, some in enumerate(rivals) for _ in some], dtype=torch.int64)
         rival = torch.tensor([j for some in rivals for j in some], dtype=torch.int64)
         alpha = of_owner(self.down.float(), owner.to(self.down.device))
@@ -54,7 +53,7 @@ class Tree(Neurons):
         none = torch.full((len(owner), self.look), -1)
         depth = torch.zeros_like(owner)
         cuts = Cuts.none(len(owner), zero.device)
-        return Domains(owner, rival, depth, bound, none, zero, alpha, zero.clone(), cuts)
+        return Subproblems(owner, rival, depth, bound, none, zero, alpha, zero.clone(), cuts)
 
     def tilt(self, rivals: list[list[int]]) -> None:
         """The lines of the smooth neurons on the whole ball, for each rival of each sample.
@@ -74,34 +73,38 @@ class Tree(Neurons):
             bound = partial(self._tilted, roots, rows, empty)
             self.intervals.tilt(rows.own.expand(len(roots)), bound)
 
-    def _tilted(self, roots: Domains, rows: Rows, held: Held, lines: Mapping[int, Lines]) -> Tensor:
+    def _tilted(
+        self, roots: Subproblems, rows: Rows, held: Held, lines: Mapping[int, Lines]
+    ) -> Tensor:
         """Bounds of roots in float32 with other lines of the smooth neurons."""
         own = replace(held, lines={torch.float32: lines})
         kept = (roots.sign, roots.alpha, roots.beta, roots.cuts)
         return self._margin(self.sweep.fast, rows, own, *kept).value
 
     def _together(self, count: int) -> int:
-        """How many of so many domains are bounded at once."""
+        """How many of so many subproblems are bounded at once."""
         device = self.sweep.graph.device
         widest = max(n.size for n in self.sweep.graph.nodes)
         return max(1, count if device == HOST else LARGE // widest)
 
-    def deep(self, domains: Domains) -> Tensor:
-        """Domains with a quarter of their undecided neurons fixed, bool `(R,)` on the CPU."""
-        return 4 * domains.depth > self.undecided[domains.owner]
+    def deep(self, subproblems: Subproblems) -> Tensor:
+        """Subproblems with a quarter of their unstable neurons fixed, bool `(R,)` on the CPU."""
+        return 4 * subproblems.depth > self.unstable[subproblems.owner]
 
-    def leaves(self, k: int, domains: Domains) -> Leaves:
-        """Domains of the k-th sample, apart from this tree."""
+    def leaves(self, k: int, subproblems: Subproblems) -> Leaves:
+        """Subproblems of the k-th sample, apart from this tree."""
         places = {i: every[k] for i, every in self.places.items()}
         real = {i: own < self.sweep.graph.nodes[i].size for i, own in places.items()}
-        none = torch.zeros(0, dtype=torch.bool, device=domains.sign.device)
+        none = torch.zeros(0, dtype=torch.bool, device=subproblems.sign.device)
         columns = torch.cat([none, *real.values()])
-        sign, alpha, beta = (v[:, columns] for v in (domains.sign, domains.alpha, domains.beta))
+        sign, alpha, beta = (
+            v[:, columns] for v in (subproblems.sign, subproblems.alpha, subproblems.beta)
+        )
         own = {i: places[i][real[i]] for i in places}
-        return Leaves(domains.rival, own, sign.to(torch.int8), alpha, beta, domains.cuts)
+        return Leaves(subproblems.rival, own, sign.to(torch.int8), alpha, beta, subproblems.cuts)
 
-    def regrown(self, known: dict[int, Leaves], rivals: list[list[int]]) -> Domains:
-        """Leaves of larger balls over the neurons that are undecided here, by samples; those
+    def regrown(self, known: dict[int, Leaves], rivals: list[list[int]]) -> Subproblems:
+        """Leaves of larger balls over the neurons that are unstable here, by samples; those
         of rivals that are excluded here are done.
         """
         found = self.roots([[] for _ in self.open])
@@ -128,11 +131,11 @@ class Tree(Neurons):
             depth = ((sign != 0).sum(1) + (cuts.column >= 0).sum(1)).cpu()
             none = torch.full((len(owner), self.look), -1)
             rest = (sign, alpha, beta, cuts)
-            grown = Domains(owner, rival, depth, bound, none, *rest)
+            grown = Subproblems(owner, rival, depth, bound, none, *rest)
             found = found.join(grown.where(~empty.cpu()))
         return found
 
-    def split(self, parents: Domains) -> Domains:
+    def split(self, parents: Subproblems) -> Subproblems:
         """Two children for each: the free neuron whose relaxation adds most is on, or off, or the
         smooth neuron whose cut gains most has the upper, or the lower, part of its interval.
         """
@@ -140,7 +143,7 @@ class Tree(Neurons):
             parents, self._ahead(parents) if self.look > 1 else parents.pick[:, 0]
         )
 
-    def _ahead(self, parents: Domains) -> Tensor:
+    def _ahead(self, parents: Subproblems) -> Tensor:
         """Of the neurons that may gain most, the one whose two children have the best bounds
         before any ascent, `(R,)` on the CPU.
         """
@@ -159,8 +162,8 @@ class Tree(Neurons):
         best = first_largest(gain.float(), 0)
         return parents.pick.gather(1, best[:, None])[:, 0]
 
-    def _children(self, parents: Domains, chosen: Tensor) -> Domains:
-        """Two children for each domain at chosen neurons, `(R,)` on the CPU."""
+    def _children(self, parents: Subproblems, chosen: Tensor) -> Subproblems:
+        """Two children for each subproblem at chosen neurons, `(R,)` on the CPU."""
         children = parents.join(parents)
         depth = children.depth + 1
         pick = chosen.repeat(2).to(children.sign.device, non_blocking=True)
@@ -177,16 +180,16 @@ class Tree(Neurons):
         lower, upper = self.intervals.split(parents.cuts, own, column)
         return replace(children, depth=depth, sign=sign, cuts=upper.join(lower))
 
-    def bounded(self, domains: Domains, steps: int) -> Domains:
-        """The domains with bounds proved in float64 at the best slopes and multipliers that Adam
-        finds.
+    def bounded(self, subproblems: Subproblems, steps: int) -> Subproblems:
+        """The subproblems with bounds proved in float64 at the best slopes and multipliers that
+        Adam finds.
 
         In parts that memory holds; the host waits for the bounds of all of them once.
         """
-        part = self._together(len(domains))
-        rows = torch.arange(len(domains))
+        part = self._together(len(subproblems))
+        rows = torch.arange(len(subproblems))
         found = [
-            self._bounded(domains.take(some) if part < len(domains) else domains, steps)
+            self._bounded(subproblems.take(some) if part < len(subproblems) else subproblems, steps)
             for some in torch.split(rows, part)
         ]
         alpha, beta, value, pick = (torch.cat(v) for v in zip(*[parts[:4] for parts in found]))
@@ -195,19 +198,21 @@ class Tree(Neurons):
             cuts = cuts.join(parts[4])
         bound, *place = torch.cat([value[None], pick.T.double()]).cpu()
         order = torch.stack(place, 1).long()
-        return replace(domains, bound=bound, pick=order, alpha=alpha, beta=beta, cuts=cuts)
+        return replace(subproblems, bound=bound, pick=order, alpha=alpha, beta=beta, cuts=cuts)
 
-    def _bounded(self, domains: Domains, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Cuts]:
+    def _bounded(
+        self, subproblems: Subproblems, steps: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Cuts]:
         """Slopes, multipliers, the bound, the neuron to split on, and the cuts with their slopes
         and multipliers; all where the network is.
         """
-        if self.parts and climbs(self.sweep):
-            return self._climbed(domains, steps)
-        rows = Rows.make(self, domains)
-        held = self._held(domains, rows)
+        if self.parts and not self.sweep.graph.smooth:
+            return self._climbed(subproblems, steps)
+        rows = Rows.make(self, subproblems)
+        held = self._held(subproblems, rows)
         exact = of_owner(self.slope, rows.own)
         slope = exact.float()
-        unknowns = Unknowns.of(domains)
+        unknowns = Unknowns.of(subproblems)
         ascent = Ascent(unknowns.values)
         scales = [torch.ones_like(v) for v in unknowns.values]
         for step in range(1, (steps if unknowns.values else 0) + 1):
@@ -215,43 +220,45 @@ class Tree(Neurons):
             with torch.enable_grad():
                 unknowns = unknowns.leaves()
                 found = self._margin(
-                    self.sweep.fast, rows, held, domains.sign, *unknowns.parts(domains)
+                    self.sweep.fast, rows, held, subproblems.sign, *unknowns.parts(subproblems)
                 )
                 pulls = torch.autograd.grad(
                     found.value.sum(), unknowns.values, allow_unused=unknowns.cut
                 )
             ascent.keep(found.value.detach(), unknowns.values)
             if step == 1:  # multipliers are about as large as coefficients
-                scales = unknowns.scales(self.joined(found.sizes, domains.alpha), found.smooth)
+                scales = unknowns.scales(self.joined(found.sizes, subproblems.alpha), found.smooth)
             rate = 0.3 * 0.1 ** (step / steps)
-            unknowns = unknowns.moved(ascent.moves(pulls), scales, rate, domains.sign, slope)
-        alpha, beta, cuts = replace(unknowns, values=ascent.kept).parts(domains)
+            unknowns = unknowns.moved(ascent.moves(pulls), scales, rate, subproblems.sign, slope)
+        alpha, beta, cuts = replace(unknowns, values=ascent.kept).parts(subproblems)
         # float32 may have rounded a slope out of its range
         slopes = torch.minimum(torch.maximum(alpha.double(), exact), torch.ones_like(exact))
         found = self._margin(
-            self.sweep.exact, rows, held, domains.sign, slopes, beta.double(), cuts, scored=True
+            self.sweep.exact, rows, held, subproblems.sign, slopes, beta.double(), cuts, scored=True
         )
-        free = torch.where(domains.sign == 0, self.joined(found.scores, slopes).float(), 0.0)
+        free = torch.where(subproblems.sign == 0, self.joined(found.scores, slopes).float(), 0.0)
         curved = [] if found.smooth is None else found.smooth.in_order()
         scores = torch.cat([free, *(v.float() for v in curved)], 1)
         pick = largest(scores, self.look)
         return alpha, beta, found.value, pick, cuts
 
-    def _climbed(self, domains: Domains, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Cuts]:
+    def _climbed(
+        self, subproblems: Subproblems, steps: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Cuts]:
         """The same in a network of ReLUs.
 
-        What is above 0 was evaluated in float64 with all rounding errors. A domain that float32
+        What is above 0 was evaluated in float64 with all rounding errors. A subproblem that float32
         leaves clearly below 0 is not evaluated again: its bound is that of float32, which proves
-        nothing and orders the open domains. What the relaxations add, by which the next neuron is
-        chosen, is known from the ascent.
+        nothing and orders the open subproblems. What the relaxations add, by which the next neuron
+        is chosen, is known from the ascent.
         """
-        rows = Rows.make(self, domains)
-        climb = Climb(self, rows, domains.sign)
+        rows = Rows.make(self, subproblems)
+        climb = ReluGradient(self, rows, subproblems.sign)
         slope = of_owner(self.slope, rows.own).float()
-        unknowns = Unknowns.of(domains)
+        unknowns = Unknowns.of(subproblems)
         ascent = Ascent(unknowns.values)
         scales: list[Tensor] = []
-        scores = torch.zeros_like(domains.alpha)
+        scores = torch.zeros_like(subproblems.alpha)
         for step in range(1, steps + 1):
             clock.check()
             alpha, beta = unknowns.values
@@ -263,10 +270,10 @@ class Tree(Neurons):
             if step == 1:  # multipliers are about as large as coefficients
                 scales = unknowns.scales(sizes, None)
             rate = 0.3 * 0.1 ** (step / steps)
-            unknowns = unknowns.moved(ascent.moves(pulls), scales, rate, domains.sign, slope)
+            unknowns = unknowns.moved(ascent.moves(pulls), scales, rate, subproblems.sign, slope)
         alpha, beta = ascent.kept
         bound = ascent.best
-        reached = replace(domains, alpha=alpha, beta=beta)
+        reached = replace(subproblems, alpha=alpha, beta=beta)
         clear = bound.isfinite() & (bound < -CLEAR * climb.size)
         if self.sweep.graph.device != HOST:  # it is not asked which are left
             value, gains = self._proved(reached)
@@ -275,33 +282,35 @@ class Tree(Neurons):
         elif not bool(clear.all()):
             left = (~clear).nonzero()[:, 0]
             bound[left], scores[left] = self._proved(reached.take(left))
-        return alpha, beta, bound, largest(scores, self.look), domains.cuts
+        return alpha, beta, bound, largest(scores, self.look), subproblems.cuts
 
-    def _proved(self, domains: Domains) -> tuple[Tensor, Tensor]:
+    def _proved(self, subproblems: Subproblems) -> tuple[Tensor, Tensor]:
         """Bounds in float64 with all rounding errors, `(R,)`, and what the relaxation of each
         free neuron takes from them, `(R, U)` in float32; at the slopes and multipliers there are.
         """
-        rows = Rows.make(self, domains)
+        rows = Rows.make(self, subproblems)
         exact = of_owner(self.slope, rows.own)
         # float32 may have rounded a slope out of its range
-        slopes = torch.minimum(torch.maximum(domains.alpha.double(), exact), torch.ones_like(exact))
-        beta = domains.beta.double()
-        own = (domains.sign, slopes, beta, domains.cuts)
+        slopes = torch.minimum(
+            torch.maximum(subproblems.alpha.double(), exact), torch.ones_like(exact)
+        )
+        beta = subproblems.beta.double()
+        own = (subproblems.sign, slopes, beta, subproblems.cuts)
         found = self._margin(self.sweep.exact, rows, None, *own)
         scores = self.joined(found.scores, slopes).float()
-        return found.value, torch.where(domains.sign == 0, scores, 0.0)
+        return found.value, torch.where(subproblems.sign == 0, scores, 0.0)
 
-    def _held(self, domains: Domains, rows: Rows) -> Held | None:
-        """What the bounds of domains need of the smooth neurons; None where there are none."""
+    def _held(self, subproblems: Subproblems, rows: Rows) -> Held | None:
+        """What the bounds of subproblems need of the smooth neurons; None where there are none."""
         if not self.intervals.count:
             return None
-        root = self.root[domains.owner, domains.rival]
+        root = self.root[subproblems.owner, subproblems.rival]
         assert bool((root >= 0).all()), "lines of another sample would prove nothing"
         if bool((root == root[:1]).all()):
             root = root[:1]
         there = root.to(rows.own.device, non_blocking=True)
-        ascend = bool(domains.cuts.width) or bool(domains.sign.shape[1])
-        return self.intervals.held(there, rows.own, domains.cuts, ascend)
+        ascend = bool(subproblems.cuts.width) or bool(subproblems.sign.shape[1])
+        return self.intervals.held(there, rows.own, subproblems.cuts, ascend)
 
     def _margin(
         self,
@@ -327,10 +336,10 @@ class Tree(Neurons):
         floor = of_owner(kind.floors[last], rows.owner).expand(len(alpha))
         scores: dict[int, Tensor] = {}
         sizes: dict[int, Tensor] = {}
-        smooth = Pass.make(self.intervals, held, cuts, kind)
+        smooth = SmoothBackward.make(self.intervals, held, cuts, kind)
         back = Backward(sweep.graph, kind, start, floor, rows.owner, sure=sure, tidy=firm)
         for i, node, w in back.neurons(last):
-            if isinstance(node.op, Smooth):
+            if node.slope is None:  # a smooth activation
                 assert smooth is not None
                 flat, added = smooth.pull(kind, i, flattened(firm(w)), scored)
                 back.take(node, unflattened(flat, node.shape), added)
@@ -373,7 +382,7 @@ class Tree(Neurons):
         beta: Tensor,
         sure: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """For coefficients w `(R, u)` of undecided neurons of node i: the coefficients of their
+        """For coefficients w `(R, u)` of unstable neurons of node i: the coefficients of their
         inputs, what the bound grows by, and, if it has to be sure, what each relaxation adds.
 
         sure: with all rounding errors.

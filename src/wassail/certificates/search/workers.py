@@ -13,10 +13,9 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 import torch
-from typing_extensions import Self
 
 from wassail.errors import InputError
 
@@ -99,7 +98,7 @@ class Processes:
         return ProcessPoolExecutor(1, self._context, _begin, (self.threads,))
 
     def close(self) -> None:
-        """Let them go; what they have in hand is of no use to anybody."""
+        """End them; what they are doing is dropped."""
         for pool in self._pools:
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)

@@ -8,10 +8,10 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,50 +22,12 @@ from wassail.connection import line_of
 from wassail.errors import InputError
 from wassail.evaluation.plan import data_hash
 from wassail.evaluation.settings import Settings
-from wassail.evaluation.work import Result, Task, Worker
+from wassail.evaluation.tasks.task import Result, Samples, Task
+from wassail.evaluation.work import Handed, Worker
 from wassail.network import versions
 from wassail.zoo.samples import Data
 
 LIGHT = 1 << 20  # bytes: data with an array larger than this are not sent as a whole
-
-
-Samples: TypeAlias = "tuple[Tensor, Tensor, list[str]]"  # samples (n, *shape), labels (n,), ids
-
-
-class Handed(Data):
-    """Samples that came with a task: those at start..start + n - 1 of the data they are from."""
-
-    def __init__(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        start: int,
-        x: Tensor,
-        y: Tensor,
-        ids: Sequence[str],
-    ) -> None:
-        self.name = name
-        self.shape = shape
-        self.info = {}
-        self.classes = None
-        self._start = start
-        self._x = x
-        self._y = y
-        self._ids = ids
-
-    def __len__(self) -> int:
-        """Those up to the last that is here."""
-        return self._start + len(self._y)
-
-    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Places are those in the data they are from."""
-        a = start - self._start
-        b = stop - self._start
-        return self._x[a:b].clone(), self._y[a:b].clone()
-
-    def ids(self, start: int, stop: int) -> list[str]:
-        """As the data have them."""
-        return list(self._ids[start - self._start : stop - self._start])
 
 
 @dataclass(frozen=True)
@@ -146,7 +108,9 @@ class Actor:
         assert self.worker is not None
         torch.set_num_threads(self.threads)  # of the thread that computes, whichever that is
         if samples is not None:
-            self.worker.data = Handed(self.recipe.name, self.recipe.shape, task.start, *samples)
+            self.worker.data = Handed(
+                self.recipe.name, self.recipe.shape, task.place.start, *samples
+            )
         elif self.own is not None:
             self.worker.data = self.own
 

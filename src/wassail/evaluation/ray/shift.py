@@ -31,35 +31,29 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from types import TracebackType
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from wassail.connection import Link, line_of
 from wassail.errors import InputError
-from wassail.evaluation.pieces import cut, divisible, join, nothing
+from wassail.evaluation.pieces import join
 from wassail.evaluation.ray.actor import (
     Actor,
     Failure,
     Job,
-    Samples,
     Whole,
     WorkerError,
     node_of,
     packed,
 )
-from wassail.evaluation.work import Result, Task, Worker
+from wassail.evaluation.tasks.clean import Clean
+from wassail.evaluation.tasks.task import Result, Samples, Task
+from wassail.evaluation.work import Worker
 
 DEATHS = 2  # of workers, until a chunk is taken to be the cause
 
 
 # deaths with nothing finished in between, and two of each worker: then it is not the samples
 IN_A_ROW = 12
-
-
-# Kinds of tasks whose samples travel with them: the first look is at the samples as they are here,
-# and votes are on any points.
-SENT = ("clean", "votes")
 
 
 QUICK = 5.0  # seconds: tasks that take less are sent before the one ahead of them is done
@@ -318,8 +312,10 @@ class _Shift:
             task = next(self.tasks, None)
             if task is None:
                 return None
-            deadly = sorted(i for i in self.office._deadly if task.start <= i < task.stop)
-            if not deadly or task.kind == "clean":
+            deadly = sorted(
+                i for i in self.office._deadly if task.place.start <= i < task.place.stop
+            )
+            if not deadly or isinstance(task, Clean):
                 return Job(task)
             self._around(task, deadly)
         return self.again.popleft()
@@ -327,11 +323,11 @@ class _Shift:
     def _send(self, hand: _Hand, job: Job) -> None:
         task = job.task
         if job.whole is not None:
-            a = task.start - job.whole.task.start
-            b = task.stop - job.whole.task.start
+            a = task.place.start - job.whole.task.place.start
+            b = task.place.stop - job.whole.task.place.start
             x, y, ids = job.whole.samples
             samples = (x[a:b].clone(), y[a:b].clone(), ids[a:b])
-        elif hand.sees and task.kind not in SENT:
+        elif hand.sees and not task.sent:
             samples = None
         else:
             samples = self._read(task)
@@ -342,7 +338,10 @@ class _Shift:
 
     def _read(self, task: Task) -> Samples:
         data = self.worker.data
-        return (*data.read(task.start, task.stop), data.ids(task.start, task.stop))
+        return (
+            *data.read(task.place.start, task.place.stop),
+            data.ids(task.place.start, task.place.stop),
+        )
 
     # Taking back.
 
@@ -420,7 +419,7 @@ class _Shift:
         whole.open = whole.open - 1
         whole.seconds = whole.seconds + seconds
         if not whole.open:
-            parts = sorted(whole.parts, key=lambda part: part[0].start)
+            parts = sorted(whole.parts, key=lambda part: part[0].place.start)
             self.finished.append(
                 (whole.task, join(parts) if len(parts) > 1 else parts[0][1], whole.seconds)
             )
@@ -478,9 +477,9 @@ class _Shift:
         if jobs:
             _log.info(
                 "%s, samples %d to %d: %s (%s)",
-                jobs[0].task.key,
-                jobs[0].task.start,
-                jobs[0].task.stop - 1,
+                jobs[0].task.place.key,
+                jobs[0].task.place.start,
+                jobs[0].task.place.stop - 1,
                 why,
                 detail,
             )
@@ -490,42 +489,48 @@ class _Shift:
         """A task that somebody died of: again, in halves, or not any more."""
         task = job.task
         job.deaths = job.deaths + 1
-        halves = divisible(task)
+        halves = task.divisible
         if job.deaths < (1 if job.whole is not None and halves else DEATHS):
             self.again.appendleft(job)
         elif halves:
-            middle = (task.start + task.stop) // 2
-            self._cut(job, [(task.start, middle), (middle, task.stop)])
+            middle = (task.place.start + task.place.stop) // 2
+            self._cut(job, [(task.place.start, middle), (middle, task.place.stop)])
         else:
             self._give_up(job, f"{why} twice")
 
     def _cut(self, job: Job, bounds: Sequence[tuple[int, int]]) -> None:
         whole = job.whole or Whole(
-            job.task, (*self.worker.rows(job.task), self._read(job.task)[2]), 1
+            job.task, (*self.worker.rows(job.task.place), self._read(job.task)[2]), 1
         )
         whole.open += len(bounds) - 1
-        self.again.extendleft(Job(cut(job.task, *bound), 0, whole) for bound in reversed(bounds))
+        self.again.extendleft(Job(job.task.cut(*bound), 0, whole) for bound in reversed(bounds))
 
     def _give_up(self, job: Job, reason: str) -> None:
         task = job.task
         x, y, ids = self._read(task)
-        if task.kind == "clean":  # a pass is enough to kill: nothing else needs to try it
-            self.office._deadly |= dict.fromkeys(range(task.start, task.stop), reason)
-        _log.warning("%s: nothing is known about sample %s: %s", task.key, ", ".join(ids), reason)
+        if isinstance(task, Clean):  # a pass is enough to kill: nothing else needs to try it
+            self.office._deadly |= dict.fromkeys(range(task.place.start, task.place.stop), reason)
+        _log.warning(
+            "%s: nothing is known about sample %s: %s", task.place.key, ", ".join(ids), reason
+        )
         self._done(
-            job, nothing(task, x, y, ids, self.worker.mu[task.start : task.stop], reason), 0.0
+            job,
+            task.empty((x, y, ids), self.worker.mu[task.place.start : task.place.stop], reason),
+            0.0,
         )
 
     def _around(self, task: Task, deadly: Sequence[int]) -> None:
         """A task without the samples that no model pass survives."""
         job = Job(task)
-        if not divisible(task):
+        if not task.divisible:
             self._give_up(job, f"sample {deadly[0]}: {self.office._deadly[deadly[0]]}")
             return
-        edges = sorted({task.start, task.stop, *deadly, *(i + 1 for i in deadly)})
+        edges = sorted({task.place.start, task.place.stop, *deadly, *(i + 1 for i in deadly)})
         self._cut(job, list(pairwise(edges)))
         for piece in [
-            piece for piece in self.again if piece.task.start in deadly and piece.whole is not None
+            piece
+            for piece in self.again
+            if piece.task.place.start in deadly and piece.whole is not None
         ]:
             self.again.remove(piece)
-            self._give_up(piece, self.office._deadly[piece.task.start])
+            self._give_up(piece, self.office._deadly[piece.task.place.start])

@@ -25,16 +25,15 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from typing_extensions import Self
 
 from wassail.errors import InputError
 from wassail.evaluation.store.encoding import (
@@ -251,9 +250,7 @@ class Store:
         self._check_writer()
         path = self._file("log/events.jsonl")
         line = (
-            dumps(
-                {"time": datetime.now(timezone.utc).isoformat(), **encode(event, "event")}
-            ).encode()
+            dumps({"time": datetime.now(UTC).isoformat(), **encode(event, "event")}).encode()
             + b"\n"
         )
         try:

@@ -12,8 +12,7 @@ from torch import Tensor
 from wassail.certificates.graph.builder import Builder, Index
 from wassail.certificates.graph.fold import several
 from wassail.certificates.graph.maps import Linear
-from wassail.certificates.graph.operators.convolution import Conv, conv2d
-from wassail.certificates.graph.operators.convolution3d import Conv3d, conv1d, conv3d
+from wassail.certificates.graph.operators.convolution import Conv, conv
 from wassail.certificates.graph.operators.registry import spelled
 from wassail.rounding import FLOOR
 from wassail.threat import dual
@@ -23,7 +22,7 @@ from wassail.threat import dual
 class Transposed(Linear):
     """The transpose of a convolution; its input is the convolution's output."""
 
-    conv: Conv | Conv3d
+    conv: Conv
 
     def forward(self, *x: Tensor) -> Tensor:
         """The transpose of the convolution."""
@@ -114,28 +113,13 @@ def conv_transpose(
     )
     if axes == 1:
         line = net.move(torch.unsqueeze, x, [-2], {})
-        image = conv_transpose(
-            net,
-            line,
-            weight[:, :, None],
-            bias,
-            (1, *steps),
-            (0, *rim),
-            (0, *more),
-            groups,
-            (1, *spread),
-        )
-        flat: Index = net.move(torch.squeeze, image, [-2], {})
-        return flat
+        kernel = weight[:, :, None]
+        sizes = ((1, *steps), (0, *rim), (0, *more), groups, (1, *spread))
+        image = conv_transpose(net, line, kernel, bias, *sizes)
+        return net.move(torch.squeeze, image, [-2], {})  # type: ignore[no-any-return]
     output = (weight.shape[1] * groups, *size)
-    conv: Conv | Conv3d
-    if axes == 2:
-        two = ((steps[0], steps[1]), (rim[0], rim[1]), (spread[0], spread[1]))
-        conv = Conv(weight, output, *two, groups)
-    else:
-        conv = Conv3d(weight, output, steps, rim, spread, groups)
-    shift = None if bias is None else bias.reshape(-1, *[1] * axes)
-    return net.affine(Transposed(conv), shift, x, output)
+    turned = Transposed(Conv(weight, output, steps, rim, spread, groups))
+    return net.affine(turned, None if bias is None else bias.reshape(-1, *[1] * axes), x, output)
 
 
 @spelled("convolution")
@@ -155,5 +139,4 @@ def convolution(
     if transposed:
         more = (output_padding, groups, dilation)
         return conv_transpose(net, x, weight, bias, stride, padding, *more)
-    rule = {3: conv1d, 4: conv2d, 5: conv3d}[weight.ndim]
-    return rule(net, x, weight, bias, stride, padding, dilation, groups)
+    return conv(net, x, weight, bias, stride, padding, dilation, groups)

@@ -1,4 +1,4 @@
-"""Convolutions of images."""
+"""Convolutions of images, of lines, which are images of height 1, and of volumes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.grad import conv2d_input
+from torch.nn.grad import conv2d_input, conv3d_input
 
 from wassail.certificates import clock
 from wassail.certificates.device import plain
 from wassail.certificates.graph.builder import Builder, Index
-from wassail.certificates.graph.fold import pair_of
-from wassail.certificates.graph.maps import Linear, Turnable, dense_norm, laid_out
+from wassail.certificates.graph.fold import several
+from wassail.certificates.graph.maps import Linear, Turnable, Window, dense_norm, laid_out
 from wassail.certificates.graph.operators.registry import spelled
 from wassail.rounding import FLOOR, UNIT
 
@@ -27,32 +27,34 @@ GROUP = 2**26  # operations of one factor of all frequencies that are worked on 
 
 @dataclass(frozen=True, eq=False)
 class Conv(Linear):
-    """A two-dimensional convolution; weight `(out, in / groups, height, width)`, shape: of the
+    """A convolution over two or three axes; weight `(out, in / groups, *kernel)`, shape: of the
     input.
     """
 
     weight: Tensor
     shape: tuple[int, ...]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
     groups: int
 
     def forward(self, *x: Tensor) -> Tensor:
-        """`(m, in, ., .) -> (m, out, ., .)`."""
+        """`(m, in, ...) -> (m, out, ...)`."""
+        move = F.conv2d if self._axes == 2 else F.conv3d
+        options = (self.stride, self.padding, self.dilation, self.groups)
         with plain(self.weight.device):
-            return F.conv2d(
-                x[0], self.weight, None, self.stride, self.padding, self.dilation, self.groups
-            )
+            return move(x[0], self.weight, None, *options)
 
     def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
-        """`(m, out, ., .) -> (m, in, ., .)`."""
-        size = [len(g), *self.shape]
+        """`(m, out, ...) -> (m, in, ...)`."""
+        move: Any = conv2d_input if self._axes == 2 else conv3d_input
+        options = (self.stride, self.padding, self.dilation, self.groups)
         with plain(self.weight.device):
-            back = conv2d_input(  # type: ignore[no-untyped-call]
-                size, self.weight, g, self.stride, self.padding, self.dilation, self.groups
-            )
-            return (back,)
+            return (move([len(g), *self.shape], self.weight, g, *options),)
+
+    @property
+    def _axes(self) -> int:
+        return self.weight.ndim - 2
 
     @property
     def coefficients(self) -> Tensor:
@@ -66,8 +68,8 @@ class Conv(Linear):
     @property
     def terms(self) -> int:
         """Of an output, and of an input, which all output channels of its group may read."""
-        out, per_group, height, width = self.weight.shape
-        return 4 + height * width * max(per_group, out)
+        out, per_group, *kernel = self.weight.shape
+        return 4 + math.prod(kernel) * max(per_group, out)
 
     @property
     def back_terms(self) -> int:
@@ -90,47 +92,72 @@ class Conv(Linear):
 
     @property
     def sliding(self) -> bool:
-        """If the kernel is more than one pixel."""
+        """If the kernel is more than one entry."""
         return max(self.weight.shape[2:]) > 1
 
     def turned(self, dtype: torch.dtype) -> Turnable:
         """The fastest way for this kernel."""
-        return Turned(self, dtype)
+        return Turned(self, dtype) if self._axes == 2 else super().turned(dtype)
 
     def fold_before(self, factor: Tensor, shape: tuple[int, ...]) -> Conv | None:
-        """If all pixels of a channel have one factor."""
-        flat = factor.expand(shape).flatten(1)
-        if not torch.equal(flat, flat[:, :1].expand_as(flat)):
+        """If all entries of a channel have one factor."""
+        own = _one_each(factor, shape)
+        if own is None:
             return None
-        count = len(self.weight) // self.groups
-        per_group = flat[:, 0].reshape(self.groups, -1).repeat_interleave(count, 0)
-        return replace(self, weight=self.weight * per_group[:, :, None, None])
+        per_group = own.reshape(self.groups, -1).repeat_interleave(
+            len(self.weight) // self.groups, 0
+        )
+        return replace(self, weight=self.weight * per_group.reshape(*per_group.shape, *self._ones))
 
     def fold_after(self, factor: Tensor, shape: tuple[int, ...]) -> Conv | None:
-        """If all pixels of a channel have one factor."""
-        flat = factor.expand(shape).flatten(1)
-        if not torch.equal(flat, flat[:, :1].expand_as(flat)):
+        """If all entries of a channel have one factor."""
+        own = _one_each(factor, shape)
+        if own is None:
             return None
-        return replace(self, weight=flat[:, 0, None, None, None] * self.weight)
+        return replace(self, weight=own.reshape(-1, 1, *self._ones) * self.weight)
+
+    @property
+    def _ones(self) -> list[int]:
+        return [1] * self._axes
 
     def norm(self, norm: float, shape: tuple[int, ...], output: tuple[int, ...]) -> float:
         """The true operator norm: for r = 1 and inf the longest column and row, for r = 2 the
         largest singular value over the frequencies of a torus large enough that the zero-padded
-        convolution is a part of the circular one.
+        convolution is a part of the circular one. Of large volumes Schur's bound for r = 2.
         """
         found = super().norm(norm, shape, output)
         if norm != 2:
             return found
         if min(math.prod(shape), math.prod(output)) <= DENSE:
             return min(found, dense_norm(self, shape, output))
-        return min(found, _spectral(self, output))
+        return min(found, _spectral(self, output)) if self._axes == 2 else found
 
     def row_norms(self, s: float) -> Tensor:
-        """One for each output pixel: at the rim a part of the kernel."""
+        """One for each output: at the rim a part of the kernel."""
         if s == math.inf:
-            return self.weight.abs().flatten(1).amax(1)[:, None, None]
+            return self.weight.abs().flatten(1).amax(1).reshape(-1, *self._ones)
         squares = replace(self, weight=self.weight.square() + FLOOR[torch.float64])  # may underflow
         return squares.forward(self.weight.new_ones(1, *self.shape))[0].sqrt()
+
+    def longest_column(self, output: tuple[int, ...]) -> float:
+        """Of an input pixel, with all that read it; inf after an overflow."""
+        squares = self.reweighted(self.weight.square() + FLOOR[torch.float64])  # may underflow
+        most = float(squares.transpose(self.weight.new_ones(1, *output))[0].max())
+        found = math.sqrt(most * (1 + (self.weight.numel() + 16) * UNIT))
+        return found if math.isfinite(found) else math.inf
+
+    @property
+    def window(self) -> Window | None:
+        """Of images, if all channels read all."""
+        if self.groups > 1 or self._axes != 2:
+            return None
+        return Window(self.weight, self.stride, self.padding, self.dilation, self.shape)
+
+
+def _one_each(factor: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    """The factor of each channel, if all its entries have one."""
+    flat = factor.expand(shape).flatten(1)
+    return flat[:, 0] if torch.equal(flat, flat[:, :1].expand_as(flat)) else None
 
 
 class Turned:
@@ -194,22 +221,24 @@ class Turned:
                 ),
             )
 
-    def rows(self, place: Tensor) -> Tensor | None:
+    @property
+    def matrix(self) -> None:
+        """It is none."""
+        return None
+
+    def rows(self, place: Tensor, output: tuple[int, ...]) -> Tensor | None:
         """The transpose of unit vectors: the kernel of an entry's channel, where it stands.
 
-        place: entries `(R,)` of the output, whose shape follows from that of the input.
+        place: entries `(R,)` of the output.
         """
         m = self.conv
-        if m.groups > 1:
+        if m.groups > 1 or len(output) != 3:
             return None
         channels, tall, wide = m.shape
         _, _, height, width = m.weight.shape
         if self.stamps is None:
             self.stamps = m.weight.permute(0, 2, 3, 1).flatten(1).to(self.weight.dtype)
-        down, across = (
-            (n + 2 * p - d * (k - 1) - 1) // s + 1
-            for n, p, d, k, s in zip(m.shape[1:], m.padding, m.dilation, (height, width), m.stride)
-        )
+        down, across = output[1:]
         channel = place // (down * across)
         first = place // across % down * m.stride[0] - m.padding[0]
         second = place % across * m.stride[1] - m.padding[1]
@@ -304,8 +333,8 @@ def rim_of(
     return net.move(F.pad, x, [sides], {}), [0] * len(reach)
 
 
-@spelled("conv2d")
-def conv2d(
+@spelled("conv1d", "conv2d", "conv3d")
+def conv(
     net: Builder,
     x: Index,
     weight: Tensor,
@@ -316,11 +345,21 @@ def conv2d(
     groups: int = 1,
 ) -> Index:
     """One or several groups, any stride, padding and dilation."""
-    if isinstance(padding, str):
-        x, padding = rim_of(net, x, padding, weight.shape[2:], pair_of(dilation))
-    shape = net.nodes[x].shape
-    if len(shape) != 3:
+    axes = weight.ndim - 2
+    if len(net.nodes[x].shape) != axes + 1:
         raise net.refuse("a convolution of tokens")
-    conv = Conv(weight, shape, pair_of(stride), pair_of(padding), pair_of(dilation), groups)
-    output = tuple(conv.forward(torch.zeros(1, *shape, dtype=torch.float64)).shape[1:])
-    return net.affine(conv, None if bias is None else bias[:, None, None], x, output)
+    steps = several(stride, axes)
+    spread = several(dilation, axes)
+    rim: Any = padding if isinstance(padding, str) else several(padding, axes)
+    if axes == 1:
+        rim = rim if isinstance(rim, str) else (0, *rim)
+        line = net.move(torch.unsqueeze, x, [-2], {})
+        kernel = weight[:, :, None]
+        image = conv(net, line, kernel, bias, (1, *steps), rim, (1, *spread), groups)
+        return net.move(torch.squeeze, image, [-2], {})  # type: ignore[no-any-return]
+    if isinstance(rim, str):
+        x, rim = rim_of(net, x, rim, weight.shape[2:], spread)
+    shape = net.nodes[x].shape
+    map_ = Conv(weight, shape, steps, tuple(rim), spread, groups)
+    output = tuple(map_.forward(torch.zeros(1, *shape, dtype=torch.float64)).shape[1:])
+    return net.affine(map_, None if bias is None else bias.reshape(-1, *[1] * axes), x, output)

@@ -19,6 +19,7 @@ from wassail.certificates.graph.planes import (
     SHARE,
     SMALL,
     TINY,
+    Curve,
     Extent,
     Plane,
     Span,
@@ -37,12 +38,13 @@ from wassail.certificates.graph.planes import (
     take_entries,
     widened,
 )
+from wassail.certificates.graph.tangent import Tangent, last_sum, middle_and_width
 from wassail.errors import InputError
 from wassail.rounding import UNIT, length
 
 
 @dataclass(frozen=True)
-class Normalise:
+class Normalise(Curve):
     """`c / sqrt(mean(c^2) + eps)` over the last axis: what LayerNorm does to centred values,
     and RMSNorm to any.
     """
@@ -56,9 +58,9 @@ class Normalise:
         """Same shape."""
         return v[0] * (v[0].square().mean(-1, keepdim=True) + self.eps).rsqrt()
 
-    def output(self, *shapes: tuple[int, ...]) -> tuple[int, ...]:
-        """Same shape."""
-        return shapes[0]
+    def longest(self, shape: tuple[int, ...]) -> float:
+        """`sqrt(d)` for d entries: the mean of their squares is at most 1."""
+        return math.sqrt(shape[-1])
 
     def span(self, *spans: Span) -> Span:
         """`y_i` rises in `c_i`, and its magnitude falls in the magnitudes of the others: exact."""
@@ -103,7 +105,6 @@ class Normalise:
             )
         return top.rsqrt() * (1 - 8 * UNIT), q.rsqrt() * (1 + 8 * UNIT)
 
-    # long: it is one formula and its rounding errors, term by term
     def plane(
         self,
         centres: Sequence[Tensor],
@@ -127,38 +128,13 @@ class Normalise:
         `flushed` drops from the unit. The rest is `rate` times at most r, rounded 8 times: `doubt`
         has 4 units to spare for that, from `_rates`.
         """
-        (c,), ((low, high),) = centres, spans
+        (c,), (span,) = centres, spans
         n = c.shape[-1]
         here = self.value(c)
-        z, m, r = middle_of(c, low, high)
-        q = z.square().mean(-1, keepdim=True)
-        excess = r.square().mean(-1, keepdim=True)
-        # The middle is rounded, and z with it: by less than 2^-53 (q + excess), which `error` also
-        # covers.
-        if length is not None:
-            excess = torch.minimum(
-                excess,
-                (length + UNIT * math.sqrt(n) * (z.abs() + m.abs()).amax(-1, keepdim=True)).square()
-                / n,
-            )
-        least, most = mean_squares(*end_points(c, low, high))
-        if along is not None:
-            start = (z * m).mean(-1, keepdim=True)
-            slack = (
-                (n + 16) * UNIT * (q + excess + (z.abs() * (m.abs() + r)).mean(-1, keepdim=True))
-            )
-            least = torch.maximum(least, q + 2 * (along[0] - start) - 4 * slack)
-            most = torch.minimum(most, q + 2 * (along[1] - start) + excess + 4 * slack)
-        rho = self._rates(least, most)
+        z, m, r = middle_of(c, *span)
+        q, excess, rho = self._around(c, span, along, length)
         rate, doubt = halves_of(*rho)
-        # The chord of q^(-1/2) between q = rho^-2 at its two ends; below it the tangent of the same
-        # slope touches.
-        slope = -rho[0] * rho[1] / (1 / rho[0] + 1 / rho[1])
-        touch = (-2 * slope).pow(
-            -1 / 3
-        )  # the square root of where the derivative -q^(-3/2) / 2 is the slope
-        lower = 1 / touch - slope * touch.square() + slope * excess
-        upper = torch.maximum(*(side - slope / side.square() for side in rho))
+        slope, lower, upper = _chord(rho, excess)
         error = (n + 32) * UNIT
         q = q + self.eps
         centre = (upper + lower) / 2 + slope * q
@@ -175,7 +151,7 @@ class Normalise:
         far = far + SMALL * (unit.abs() * r).sum(-1, keepdim=True) + TINY
         off = z * centre - moved - here
         spread = (alpha + gain * unit).abs() * r + gain.abs() * all_but_own(unit.abs() * r)
-        least, most = self.span(end_points(c, low, high))
+        least, most = self.span(end_points(c, *span))
         # `span` is wider by TINY on both sides.
         flat = (most - least) / 2 + error * (here.abs() + least.abs() + most.abs())
         better = far + SHARE * spread < flat
@@ -184,6 +160,33 @@ class Normalise:
         return RankOne(
             torch.where(better, alpha, 0.0), torch.where(better, gain, 0.0), unit, off, far
         )
+
+    def _around(
+        self, c: Tensor, span: Span, along: Span | None, length: Tensor | None
+    ) -> tuple[Tensor, Tensor, Span]:
+        """`q(z)`, the most that `|e|^2 / n` is, and the range of `rho`: see `plane`.
+
+        The middle is rounded, and z with it: by less than 2^-53 (q + excess), which `error` covers.
+        """
+        n = c.shape[-1]
+        z, m, r = middle_of(c, *span)
+        q = z.square().mean(-1, keepdim=True)
+        excess = r.square().mean(-1, keepdim=True)
+        if length is not None:
+            excess = torch.minimum(
+                excess,
+                (length + UNIT * math.sqrt(n) * (z.abs() + m.abs()).amax(-1, keepdim=True)).square()
+                / n,
+            )
+        least, most = mean_squares(*end_points(c, *span))
+        if along is not None:
+            start = (z * m).mean(-1, keepdim=True)
+            slack = (
+                (n + 16) * UNIT * (q + excess + (z.abs() * (m.abs() + r)).mean(-1, keepdim=True))
+            )
+            least = torch.maximum(least, q + 2 * (along[0] - start) - 4 * slack)
+            most = torch.minimum(most, q + 2 * (along[1] - start) + excess + 4 * slack)
+        return q, excess, self._rates(least, most)
 
     def plane_on(self, centres: Sequence[Tensor], spans: Sequence[Span], extent: Extent) -> Plane:
         """With the range along the centre, and the length, of every token."""
@@ -210,6 +213,81 @@ class Normalise:
         found = interval_product(rho, interval_minus(interval_product(own, g), others))
         bound = rho[1] * norm
         return ((torch.maximum(found[0], -bound), torch.minimum(found[1], bound)),)
+
+    def tangent(self, spans: Sequence[Span]) -> Tangent:
+        """In the middle."""
+        return _NormaliseTangent.make(self, spans)
+
+
+def _chord(rho: Span, excess: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The slope of the chord of `q^(-1/2)` between `q = rho^-2` at its two ends, and what `rho -
+    slope q(z)` lies between: below the chord the tangent of the same slope touches.
+    """
+    slope = -rho[0] * rho[1] / (1 / rho[0] + 1 / rho[1])
+    touch = (-2 * slope).pow(-1 / 3)  # the root of where the derivative -q^(-3/2) / 2 is the slope
+    lower = 1 / touch - slope * touch.square() + slope * excess
+    upper = torch.maximum(*(side - slope / side.square() for side in rho))
+    return slope, lower, upper
+
+
+@dataclass(frozen=True, eq=False)
+class _NormaliseTangent:
+    """`M t = rho (t - y <y, t> / n)`: rho `(N, 1, ..., 1)` and y `(N, 1, *shape)`, and their
+    largest deviations.
+
+    `J^T h - M^T h = drho (h - (y + dy) <y + dy, h> / n) - rho (dy <y + dy, h> + y <dy, h>) / n`.
+    The rounding of `<y, g>` is below `much = (n + 8) U <|y|, |g|>`, and n of these units; of the
+    others two are for the product with y and the quotient after it.
+    """
+
+    rho: Tensor
+    y: Tensor
+    rho_width: Tensor
+    y_width: Tensor
+    terms: int
+
+    @classmethod
+    def make(cls, curve: Normalise, spans: Sequence[Span]) -> _NormaliseTangent:
+        low, high = spans[0]
+        n = low.shape[-1]
+        c = middle_and_width(spans[0])[0]
+        least = torch.where(
+            (low < 0) & (high > 0), 0.0, torch.minimum(low.abs(), high.abs())
+        ).square()
+        most = torch.maximum(low.abs(), high.abs()).square()
+        slack = (n + 16) * UNIT
+        top = (least.mean(-1, keepdim=True) + curve.eps).rsqrt() * (1 + slack)
+        bottom = (most.mean(-1, keepdim=True) + curve.eps).rsqrt() * (1 - slack)
+        rho = (c.square().mean(-1, keepdim=True) + curve.eps).rsqrt()
+        y, (first, last) = c * rho, curve.span(spans[0])
+        turn = torch.maximum(top - rho, rho - bottom)
+        slip = torch.maximum(last - y, y - first)
+        turn, slip = (v.clamp(min=0) * (1 + 4 * UNIT) for v in (turn, slip))
+        return cls(rho[:, None], y[:, None], turn[:, None], slip[:, None], n + 8)
+
+    def forward(self, *t: Tensor) -> Tensor:
+        return self.rho * (t[0] - self.y * last_sum(self.y * t[0]) / self.y.shape[-1])
+
+    def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
+        return (self.forward(g),)
+
+    def reach(self, g: Tensor) -> tuple[Tensor, ...]:
+        y = self.y.abs()
+        return (self.rho * (g + y * last_sum(y * g) / y.shape[-1]),)
+
+    def spread(self, g: Tensor, error: Tensor) -> tuple[Tensor, ...]:
+        n = self.y.shape[-1]
+        y = self.y.abs()
+        dy = self.y_width
+        size = g.abs() + error
+        along = last_sum(self.y * g)
+        across = last_sum(dy * size)
+        slip = last_sum(y * error)
+        much = self.terms * UNIT * last_sum(y * size)
+        most = along.abs() + slip + across + much  # <y + dy, h>
+        rest = (dy * most + y * (across + slip + much)) / n
+        whole = (g - self.y * along / n).abs() + error + rest
+        return (self.rho_width * whole + self.rho * (dy * most + y * across) / n,)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from wassail.certificates.graph.operators.registry import spelled
 from wassail.certificates.graph.planes import (
     SMALL,
     TINY,
+    Curve,
     Extent,
     Plane,
     Span,
@@ -26,19 +27,19 @@ from wassail.certificates.graph.planes import (
     interval_sum,
     take_entries,
 )
+from wassail.certificates.graph.tangent import Tangent, middle_and_width
 from wassail.errors import InputError
 from wassail.rounding import UNIT
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(Curve):
     """The einsum of two nodes for one sample, such as `"hik,hjk->hij"`.
 
     No letter occurs twice in one operand, and every letter of an operand occurs in the other one or
     after the arrow.
     """
 
-    keeps_gain: ClassVar[bool] = False
     lengthwise: ClassVar[bool] = True
 
     equation: str
@@ -155,6 +156,10 @@ class Product:
 
         return at(a, b, spans[1]), at(b, a, spans[0])
 
+    def tangent(self, spans: Sequence[Span]) -> Tangent:
+        """The product rule in the middle."""
+        return _ProductTangent.make(self, spans)
+
 
 @dataclass(frozen=True, eq=False)
 class _ProductPlane:
@@ -185,6 +190,46 @@ class _ProductPlane:
 
     def to(self, dtype: torch.dtype) -> _ProductPlane:
         return replace(self, first=self.first.to(dtype), second=self.second.to(dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class _ProductTangent:
+    """The product rule, `M (s, t) = s b + a t`: factors a, b `(N, *shape)` and their half
+    widths.
+    """
+
+    curve: Product
+    factors: tuple[Tensor, Tensor]
+    widths: tuple[Tensor, Tensor]
+    terms: int
+
+    @classmethod
+    def make(cls, curve: Product, spans: Sequence[Span]) -> _ProductTangent:
+        (a, da), (b, db) = (middle_and_width(span) for span in spans)
+        return cls(curve, (a, b), (da, db), 8 + max(a[0].numel(), b[0].numel()))
+
+    def forward(self, *t: Tensor) -> Tensor:
+        a, b, out = self.curve._letters
+        row = self.curve._row
+        left = self.curve._times(a, b, out, t[0], self.factors[1], row)
+        return left + self.curve._times(b, a, out, t[1], self.factors[0], row)
+
+    def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
+        return self._pull(g, *self.factors)
+
+    def reach(self, g: Tensor) -> tuple[Tensor, ...]:
+        return self._pull(g, *(v.abs() for v in self.factors))
+
+    def spread(self, g: Tensor, error: Tensor) -> tuple[Tensor, ...]:
+        return self._pull(g.abs() + error, *self.widths)
+
+    def _pull(self, g: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
+        a, b, out = self.curve._letters
+        row = self.curve._row
+        return (
+            self.curve._times(out, b, a, g, right, row),
+            self.curve._times(out, a, b, g, left, row),
+        )
 
 
 @spelled("matmul", "bmm", "mm", "mv")

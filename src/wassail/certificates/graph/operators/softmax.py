@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from wassail.certificates.graph.planes import (
     SMALL,
     STEEPEST,
     TINY,
-    Extent,
+    Curve,
     Plane,
     Span,
     all_but_own,
@@ -38,25 +38,19 @@ from wassail.certificates.graph.planes import (
     outward,
     sum_of_others,
 )
+from wassail.certificates.graph.tangent import Tangent, last_sum, middle_and_width
 from wassail.rounding import UNIT
 
 DEEP = 2000.0  # a weight of exp(-DEEP) is less than any rounding of a number that is not 0
 
 
 @dataclass(frozen=True)
-class Softmax:
+class Softmax(Curve):
     """`exp(s_j) / sum_k exp(s_k)` over the last axis."""
-
-    keeps_gain: ClassVar[bool] = False
-    lengthwise: ClassVar[bool] = False
 
     def value(self, *v: Tensor) -> Tensor:
         """Same shape."""
         return torch.softmax(v[0], -1)
-
-    def output(self, *shapes: tuple[int, ...]) -> tuple[int, ...]:
-        """Same shape."""
-        return shapes[0]
 
     def span(self, *spans: Span) -> Span:
         """`p_j` rises in `s_j` and falls in the others: exact, `1 / (1 + sum_{k != j} exp(h_k -
@@ -103,12 +97,8 @@ class Softmax:
         gap = jensen(p, rest, r)
         u = flushed((chord_of(bottom, top) / rest).clamp(max=STEEPEST))
         slope = u * rest
-        sigma = ACTIVATIONS["sigmoid"]
-        (upper, above), (lower, below) = (
-            sigma.touch(slope, bottom, top, side) for side in (True, False)
-        )
-        upper = sigma.value(upper) - slope * upper + above
-        lower = sigma.value(lower) - slope * lower - below - slope * gap
+        lower, upper = _between_lines(slope, bottom, top)
+        lower = lower - slope * gap
         off = (
             (upper + lower) / 2 + slope * start - u * (m - (kept * m).sum(-1, keepdim=True)) - here
         )
@@ -127,10 +117,6 @@ class Softmax:
         off = torch.where(better, off, (least + most) / 2 - here)
         u = torch.where(better, u, 0.0)
         return RankOne(u, -u, kept, off, far)
-
-    def plane_on(self, centres: Sequence[Tensor], spans: Sequence[Span], extent: Extent) -> Plane:
-        """The spans are all it needs."""
-        return self.plane(centres, spans)
 
     def adjoint(self, g: Span, spans: Sequence[Span]) -> tuple[Span, ...]:
         """`p_j ((1 - p_j) h_j - sum_{k != j} p_k h_k)` with `h = g - mean`, and `p_j (1 - p_j)`
@@ -156,6 +142,62 @@ class Softmax:
         room = (g[0] - g[1].amax(-1, keepdim=True), g[1] - g[0].amin(-1, keepdim=True))
         other = interval_product((most, most), room)
         return ((torch.maximum(found[0], other[0]), torch.minimum(found[1], other[1])),)
+
+    def tangent(self, spans: Sequence[Span]) -> Tangent:
+        """In the middle."""
+        return _SoftmaxTangent.make(self, spans)
+
+
+def _between_lines(slope: Tensor, bottom: Tensor, top: Tensor) -> Span:
+    """What `sigma(a) - slope a` lies between, for the logistic function on `[bottom, top]`."""
+    sigma = ACTIVATIONS["sigmoid"]
+    (upper, above), (lower, below) = (
+        sigma.touch(slope, bottom, top, side) for side in (True, False)
+    )
+    upper = sigma.value(upper) - slope * upper + above
+    return sigma.value(lower) - slope * lower - below, upper
+
+
+@dataclass(frozen=True, eq=False)
+class _SoftmaxTangent:
+    """`M t = p (t - <p, t>)`: p `(N, 1, *shape)`, its largest deviation and its largest value.
+
+    `J^T h - M^T h = dp (h - <p, h>) - (p + dp) <dp, h>`, and `<dp, h> = <dp, g - <p, g>> + <p, g>
+    sum(dp) + <dp, h - g>`. The entries of dp add up to 0 but for the rounding of the stored p. That
+    takes one of the four times `terms U <p, |g|>` in `spread`; the rounding of `<p, g>` takes the
+    others, one where it is multiplied by dp, which is at most p + dp, and two in the product with
+    all of dp, whose entries add up to 2 at most.
+    """
+
+    p: Tensor
+    width: Tensor
+    most: Tensor
+    terms: int
+
+    @classmethod
+    def make(cls, curve: Softmax, spans: Sequence[Span]) -> _SoftmaxTangent:
+        p = curve.value(middle_and_width(spans[0])[0])[:, None]
+        low, high = (side[:, None] for side in curve.span(spans[0]))
+        return cls(
+            p, torch.maximum(high - p, p - low).clamp(min=0) * (1 + 4 * UNIT), high, p.shape[-1] + 8
+        )
+
+    def forward(self, *t: Tensor) -> Tensor:
+        return self.p * (t[0] - last_sum(self.p * t[0]))
+
+    def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
+        return (self.forward(g),)
+
+    def reach(self, g: Tensor) -> tuple[Tensor, ...]:
+        return (self.p * (g + last_sum(self.p * g)),)
+
+    def spread(self, g: Tensor, error: Tensor) -> tuple[Tensor, ...]:
+        much = last_sum(self.p * g.abs())
+        off = (g - last_sum(self.p * g)).abs() + error + last_sum(self.p * error)
+        return (
+            self.width * off
+            + self.most * (last_sum(self.width * off) + 4 * self.terms * UNIT * much),
+        )
 
 
 @spelled("softmax")

@@ -1,0 +1,3 @@
+"""Engines that look for the nearest flip: the tracker, how an engine is run, our own schedule, one
+file a round.
+"""

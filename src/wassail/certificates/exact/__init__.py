@@ -1,0 +1,1 @@
+"""Small piecewise-linear networks in dense form: nearest flips, Lipschitz constants, cells."""

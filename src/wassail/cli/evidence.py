@@ -1,0 +1,265 @@
+"""`wassail evidence`, `wassail recheck`, and packs in `wassail verify` and `wassail seal`."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wassail.cli.commands import evaluate_command, seal_command, verify_command
+from wassail.cli.shared import checked_threads, classes_of, folder_of, model_from, writing
+from wassail.errors import InputError
+from wassail.threat import number
+
+if TYPE_CHECKING:
+    from wassail.evaluation.run import Evaluation
+    from wassail.evidence.statement import Statement
+    from wassail.zoo.samples import Data
+    from wassail.zoo.source import Source
+
+OWN_MODEL = "the model in the pack was used: compare its digest with that of the model that you use"
+
+
+def evidence_options(parser: argparse.ArgumentParser) -> None:
+    """What the author states, and what else goes into the pack."""
+    group = parser.add_argument_group("the pack")
+    group.add_argument("--purpose", default="", metavar="TEXT", help="what the model is for")
+    group.add_argument("--drawn", default="", metavar="TEXT", help="how the samples were drawn")
+    group.add_argument("--why", default="", metavar="TEXT", help="why this eps, in your words")
+    group.add_argument("--unit", default="", metavar="TEXT", help="what a distance of 1 is")
+    group.add_argument(
+        "--limit",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="a known limit; may be given several times",
+    )
+    group.add_argument(
+        "--later-data",
+        default=None,
+        metavar="D",
+        help="later samples, as --data: the shift to them is measured, and stands beside eps",
+    )
+    group.add_argument(
+        "--include-model",
+        action="store_true",
+        help="put the .onnx file into the pack, so that a reader needs nothing else",
+    )
+    group.add_argument(
+        "--key", metavar="FILE", default=None, help="an Ed25519 private key that signs the seal"
+    )
+
+
+def statement_from(options: argparse.Namespace) -> Statement:
+    """The author's words."""
+    from wassail.evidence.statement import Statement
+
+    return Statement(
+        options.purpose,
+        options.drawn,
+        options.why,
+        options.unit,
+        tuple(options.limit),
+        tuple(options.require),
+    )
+
+
+def evidence_command(options: argparse.Namespace) -> int:
+    """`wassail evidence`: the evaluation in PACK/run, then the pack around it."""
+    if options.out is None:
+        raise InputError("a pack needs a folder: add --out PACK.")
+    from wassail.evaluation.sealing import SEAL
+
+    folder = Path(options.out)
+    if (folder / SEAL).exists():
+        raise InputError(
+            f"{options.out!r} holds a pack already: name another folder, or remove it."
+        )
+    folder_of(options)
+    statement = statement_from(options)
+    model = _included(options)
+    inner = argparse.Namespace(**{**vars(options), "out": str(folder / "run")})
+    code = evaluate_command(inner)
+    from wassail.evaluation.run import Evaluation
+    from wassail.evidence.pack import RUN, write_pack
+
+    later = _later(options, Evaluation.load(folder / RUN))
+    with writing(folder):
+        page, archive = write_pack(folder, statement, later, model, options.key)
+    from wassail.cli.signoff import quiet_output
+
+    with quiet_output(options):
+        print(f"wrote {page}\nwrote {archive}")
+    return code
+
+
+def _included(options: argparse.Namespace) -> bytes | None:
+    """The bytes of the model's file, where it is to be included."""
+    if not options.include_model:
+        return None
+    from wassail.writing import read_small
+
+    if not str(options.model).endswith(".onnx"):
+        raise InputError("--include-model is for .onnx files: leave it away, or export the model.")
+    return read_small(options.model, 2 << 30, "a model")
+
+
+def _later(options: argparse.Namespace, run: Evaluation) -> Any:
+    """The later samples in the variable of the run, or None."""
+    if options.later_data is None:
+        return None
+    from torch import nn
+
+    from wassail.zoo.features import as_evaluated
+
+    data = _data(options, options.later_data)
+    _, encoded = as_evaluated(run.info.get("data"), nn.Identity(), data)
+    assert encoded is not None
+    return encoded.read(0, len(encoded))
+
+
+def _data(options: argparse.Namespace, name: str, n: int | None = None) -> Data:
+    from wassail.zoo.datasets import open_data
+
+    return open_data(
+        name,
+        n,
+        ids=options.ids,
+        preprocessing=options.preprocessing,
+        classes=classes_of(options),
+    )
+
+
+def _model(options: argparse.Namespace, place: Path, run: Evaluation) -> tuple[Source | None, bool]:
+    """The model that was named, else that of the pack or a built-in one; and whether it is the
+    pack's own.
+    """
+    from wassail.evidence.document import commands
+    from wassail.evidence.pack import MODEL
+    from wassail.zoo import MODELS
+
+    if options.model is not None:
+        return model_from(options, run.threat.norm), False
+    chosen = argparse.Namespace(**vars(options))
+    if (place / MODEL).is_file():
+        chosen.model = str(place / MODEL)
+        about = run.info.get("model")
+        if isinstance(about, dict):
+            chosen.one_logit = options.one_logit or about.get("one_logit") is True
+        return model_from(chosen, run.threat.norm), True
+    name = commands(run, None)["verify"]["words"].split()[3]
+    if name not in MODELS:
+        return None, False
+    chosen.model = name
+    return model_from(chosen, run.threat.norm), False
+
+
+def _verify_pack(options: argparse.Namespace) -> int:
+    """`wassail verify PACK`: exit code 1 if something in the pack is false."""
+    checked_threads(options)
+    if options.output is not None:
+        raise InputError("-o is for runs: for a pack, --record FILE names what is written.")
+    share = _share(options.radii)
+    import torch
+
+    from wassail.evidence.pack import opened
+    from wassail.evidence.verify import SHARE, load, record_text, verify_pack, write_record
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    radii = SHARE if share is None else share
+    with opened(options.folder) as place:
+        run = load(place)
+        source, own = _model(options, place, run)
+        if source is None:
+            raise InputError("the pack has no model in it: give MODEL, as `wassail evaluate` does.")
+        data = None if options.data is None else _data(options, options.data, max(len(run), 1))
+        signer = options.seal or None
+        found, known = verify_pack(
+            place, source.model, data, radii, signer=signer, seed=options.seed
+        )
+    if own:
+        found = replace(found, unchecked=(*found.unchecked, f"{OWN_MODEL}."))
+    print("".join(c if c.isprintable() or c == "\n" else "?" for c in str(found)))
+    target = (
+        options.record or f"{str(options.folder).rstrip('/').removesuffix('.zip')}.verified.json"
+    )
+    with writing(Path(target)):
+        print(f"wrote {write_record(target, record_text(found, known, radii, options.key))}")
+    return 0 if found else 1
+
+
+def recheck_options(parser: argparse.ArgumentParser) -> None:
+    """Options of `recheck` beside those of the model."""
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    parser.add_argument(
+        "--threads", type=int, default=None, help="CPU threads (default: torch's own)"
+    )
+
+
+def recheck_command(options: argparse.Namespace) -> int:
+    """`wassail recheck`: 0 if the guarantee still speaks about the new data, 1 if not, 3 if these
+    samples cannot tell.
+    """
+    checked_threads(options)
+    if options.data is None:
+        raise InputError("new data are needed: add --data NEW.")
+    import torch
+
+    from wassail.evidence.pack import opened
+    from wassail.evidence.recheck import recheck
+    from wassail.evidence.verify import load
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    with opened(options.folder) as place:
+        run = load(place)
+        source, _ = _model(options, place, run)
+        found = recheck(
+            run,
+            _data(options, options.data),
+            None if source is None else source.model,
+            options.seed,
+        )
+    print("".join(c if c.isprintable() or c == "\n" else "?" for c in str(found)))
+    return found.code
+
+
+def verify_any(options: argparse.Namespace) -> int:
+    """`wassail verify`, of a run or of a pack."""
+    from wassail.evidence.pack import is_pack
+
+    if is_pack(options.folder):
+        return _verify_pack(options)
+    if options.key is not None or options.record is not None:
+        raise InputError("--record and --key are for packs: give one, or leave them away.")
+    if options.model is None:
+        raise InputError("a run is verified with its model: wassail verify RUN MODEL.")
+    options.radii = "0" if options.radii is None else options.radii
+    return verify_command(options)
+
+
+def seal_any(options: argparse.Namespace) -> int:
+    """`wassail seal`, of a run or of a pack."""
+    from wassail.evidence.pack import is_pack, seal_again
+
+    if not is_pack(options.folder):
+        return seal_command(options)
+    with writing(Path(options.folder)):
+        for path in seal_again(options.folder, options.key):
+            print(f"wrote {path}")
+    return 0
+
+
+def _share(text: str | None) -> float | None:
+    """The share of radii to prove again, None where nothing was said."""
+    if text is None:
+        return None
+    share = number(text, "--radii")
+    if not 0 <= share <= 1:
+        raise InputError(
+            f"--radii is {text!r}: give the share to prove again, between 0 and 1, or nothing for "
+            "all."
+        )
+    return share

@@ -1,0 +1,1 @@
+"""The tasks of an evaluation: one class a kind."""

@@ -1,0 +1,213 @@
+"""A pack against the model it is about: the run is verified, a share of the radii is proved again,
+and every file that follows from the run is made anew and compared.
+
+What was done is a record that can be signed: `wassail verify PACK --key FILE`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from wassail.errors import InputError
+from wassail.evaluation.indicators import LOOKED_AT, check
+from wassail.evaluation.notes import Verification
+from wassail.evaluation.reading import ODD
+from wassail.evaluation.run import Evaluation
+from wassail.evaluation.sealing import SEAL, Seal, sealed
+from wassail.evidence.pack import (
+    MODEL,
+    RECORD,
+    RUN,
+    check_pack_seal,
+    listed,
+    measured,
+    statement_of,
+    strangers,
+    texts,
+)
+from wassail.network import Model, frozen, versions
+from wassail.report.page import report
+from wassail.writing import MAX_TEXT, read_small, save
+from wassail.zoo.features import as_evaluated
+from wassail.zoo.weights import sha256
+
+SHARE = 0.1  # of the radii, proved again unless more is asked for
+FORMAT = "wassail verification 1"
+REPORT = f"{RUN}/report.html"
+AUTHOR = (
+    "what the author states: the purpose, how the samples were drawn, why this eps, the unit and "
+    "the limits."
+)
+CLOSE = 1e-9  # relative: by so much the figures of another processor may differ
+
+
+def load(place: Path) -> Evaluation:
+    """The run of a pack.
+
+    Args:
+        place: of the pack, as a folder.
+    """
+    listed(place)  # refuses links
+    return Evaluation.load(place / RUN)
+
+
+def verify_pack(
+    place: Path,
+    model: Model,
+    data: Any = None,
+    radii: float = SHARE,
+    *,
+    signer: str | None = None,
+    seed: int | None = None,
+) -> tuple[Verification, Seal]:
+    """What of a pack does not hold for a model, what was looked at, and what was not; and its seal.
+
+    Args:
+        place: of the pack, as a folder.
+        model: that the pack is about.
+        data: whatever `zoo.open_data` takes: the samples are compared with them; default None.
+        radii: share of the radii that is proved again; default 0.1.
+        signer: the key that must have signed the pack, as in `check_seal`; default None.
+        seed: of the random choices; default None, a new one.
+    """
+    run = load(place)
+    known = check_pack_seal(place, run, signer)
+    found = run.verify(model, data, radii, seed=seed)
+    problems, checked = check_files(place, run)
+    more, told = _findings(run, model)
+    said = str(known)
+    covered = ["file evidence.json", "file evidence.html", "file settings.toml", f"file {SEAL}"]
+    covered += [f"file {Path(REPORT).name}"]
+    fields = dict.fromkeys([*found.fields, *covered])
+    whole = replace(
+        found,
+        problems=(*found.problems, *problems, *more, *(() if known else (said,))),
+        checked=(*found.checked, *checked, *told, *((said,) if known else ())),
+        unchecked=(*found.unchecked, AUTHOR),
+        fields=tuple(fields),
+        unread=tuple(name for name in found.unread if name not in fields),
+    )
+    return whole, known
+
+
+def check_files(place: Path, run: Evaluation) -> tuple[list[str], list[str]]:
+    """Every file that follows from the run and the author's words, made anew: what is false, and
+    what was checked.
+
+    Args:
+        place: of the pack, as a folder.
+        run: its run.
+    """
+    names = listed(place)
+    problems = [f"{name!r} is no part of a pack." for name in strangers(names)[:3]]
+    try:
+        made = texts(run, statement_of(place), measured(place, run), MODEL in names)
+    except ODD as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"the run of the pack {str(place)!r} makes no sense: it is damaged."
+        ) from None
+    made[REPORT] = report(run)
+    if MODEL in names and sha256(place / MODEL) not in _model_digests(run):
+        problems.append(f"{MODEL} is not the file that the run names.")
+    for name, text in made.items():
+        stated = read_small(place / name, MAX_TEXT, "a part of a pack") if name in names else None
+        if stated is None:
+            problems.append(f"the pack has no {name}.")
+        elif stated != text.encode() and not (name == RECORD and _same(stated, text)):
+            problems.append(f"{name} does not say what the run says, as this version writes it.")
+    if problems:
+        return problems, []
+    return [], [
+        f"{', '.join(made)} follow from the run and the author's words: all figures, limits for "
+        "the population, classes, groups and clauses were computed anew.",
+    ]
+
+
+def _model_digests(run: Evaluation) -> list[Any]:
+    """The digests of the model's files, as the run records them."""
+    about = run.info.get("model")
+    files = about.get("files") if isinstance(about, Mapping) else None
+    return list(files.values()) if isinstance(files, Mapping) else []
+
+
+def _same(stated: bytes, text: str) -> bool:
+    """Whether two JSON texts say the same, numbers to the rounding of another processor."""
+    try:
+        return _close(json.loads(stated), json.loads(text))
+    except (ValueError, RecursionError):
+        return False
+
+
+def _close(a: Any, b: Any) -> bool:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_close(a[key], b[key]) for key in b)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_close, a, b))
+    if type(a) is float and type(b) is float:
+        return abs(a - b) <= CLOSE * max(abs(a), abs(b))
+    return type(a) is type(b) and bool(a == b)
+
+
+def _findings(run: Evaluation, model: Model) -> tuple[list[str], list[str]]:
+    """The checks before the attacks, run again: a pack may have left a warning out."""
+    if not run.info.get("look"):
+        return [], []
+    first = min(LOOKED_AT, len(run))
+    x, _ = run.images(range(first))
+    rescaled, _ = as_evaluated(run.info.get("data"), model, None)
+    with frozen(rescaled):
+        again = check(rescaled, x, run.y[:first], run.threat.domain, run.info.get("batch_size"))
+    stated = {(finding.name, finding.level) for finding in run.findings}
+    left_out = [one for one in again if one.level != "ok" and (one.name, one.level) not in stated]
+    if left_out:
+        return [f"a check says what the pack leaves out: {left_out[0].text}"], []
+    return [], [f"{len(again)} checks before the attacks, run again, warn of nothing else."]
+
+
+def record_text(
+    found: Verification,
+    known: Seal,
+    radii: float,
+    key: str | PathLike[str] | None = None,
+) -> str:
+    """What a verification did, as the text of a file, signed if there is a key.
+
+    Args:
+        found: what `verify_pack` found.
+        known: the seal of the pack.
+        radii: the share that was proved again.
+        key: file with an Ed25519 private key; default None.
+    """
+    claim = {
+        "format": FORMAT,
+        "pack": known.digest,
+        "signer_of_the_pack": known.signer,
+        "holds": bool(found),
+        "false": list(found.problems),
+        "checked": list(found.checked),
+        "not_checked": list(found.unchecked),
+        "own_choices": list(found.choices),
+        "fields_checked": list(found.fields),
+        "fields_not_checked": list(found.unread),
+        "share_of_radii": repr(float(radii)),
+        "seed": found.seed,
+        "versions": versions(),
+    }
+    return sealed(claim, key)
+
+
+def write_record(path: str | PathLike[str], text: str) -> Path:
+    """Write the record of a verification; its path is returned.
+
+    Args:
+        path: of the file.
+        text: as `record_text` gives it.
+    """
+    return save(path, text)

@@ -1,0 +1,221 @@
+"""Packs: what is in them follows from the run, and repeats to the byte."""
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+
+import wassail as ws
+from support.forged import network, samples
+from support.forged_packs import HOSTILE, WORDS, good_pack
+from wassail.cli.parser import main
+from wassail.errors import InputError
+from wassail.evaluation.sealing import SEAL
+from wassail.evidence import pack
+from wassail.evidence.clauses import NOT_COVERED, PARTS, clauses, mapped
+from wassail.evidence.document import document, schema_text
+from wassail.evidence.page import page
+from wassail.evidence.statement import Statement, read_statement
+from wassail.evidence.verify import verify_pack
+
+SMALL = "-n 6 --eps 0.05 --order 1 inf --attacks fgsm --certify crown --no-look --quiet"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return good_pack(tmp_path_factory.mktemp("made") / "pack")
+
+
+def test_a_good_pack_holds(made: Path) -> None:
+    found, known = verify_pack(made, network(), samples(), 1.0, seed=0)
+    assert found and known and known.signer is None, found
+    told = str(found)
+    assert "were computed anew" in told and "all 11 radii" in told
+    assert "not checked: what the author states" in told
+
+
+def test_the_record_fits_its_schema(made: Path) -> None:
+    record = json.loads((made / pack.RECORD).read_text())
+    schema = json.loads(schema_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.Draft202012Validator(schema).validate(record)
+    kinds = {figure["kind"] for figure in record["figures"]}
+    assert {"clean", "certified", "attacked", "population", "subpopulation"} <= kinds
+    assert {"class", "landmark", "requirement"} <= kinds
+    commands = set(record["commands"])
+    assert all(figure["command"] in commands for figure in record["figures"])
+    why = {line["kind"] for line in record["question"]["why"]}
+    assert why == {"known shifts", "measured shift", "stated by the author"}
+
+
+def test_figures_are_those_of_the_run(made: Path) -> None:
+    run = ws.Evaluation.load(made / "run")
+    record = json.loads((made / pack.RECORD).read_text())
+    figures = {figure["id"]: figure for figure in record["figures"]}
+    certified, attacked = run.curve(1)(0.05)
+    assert figures["certified@1@0.05"]["least"] == certified
+    assert figures["attacked@1@0.05"]["most"] == attacked
+    low, high = run.curve(1).population(0.95)(0.05)
+    assert (figures["population@1@0.05"]["least"], figures["population@1@0.05"]["most"]) == (
+        low,
+        high,
+    )
+    mine = run.y == 0
+    alone = ws.RiskCurve(
+        run.distances[mine],
+        run.radii[mine],
+        torch.full((int(mine.sum()),), 1 / int(mine.sum())).double(),
+        1.0,
+    )
+    assert figures["class@0"]["least"] == pytest.approx(alone(0.05)[0], abs=1e-12)
+
+
+def test_the_page_escapes_all_that_it_is_given(made: Path) -> None:
+    run = ws.Evaluation.load(made / "run")
+    hostile = "<script>alert(1)</script>{{ 7 * 7 }}\u202e"
+    words = Statement(hostile, hostile, hostile, hostile, (hostile,))
+    text = page(document(run, words), run)
+    assert "<script" not in text and "&lt;script&gt;" in text and "\u202e" not in text
+    assert "{{ 7 * 7 }}" in text  # a template does not read what it prints
+
+
+def test_the_clause_map_names_kinds_that_exist(made: Path) -> None:
+    record = json.loads((made / pack.RECORD).read_text())
+    kinds = set(
+        json.loads(schema_text())["properties"]["figures"]["items"]["properties"]["kind"]["enum"]
+    )
+    lines = [line for framework in clauses()["frameworks"] for line in framework["lines"]]
+    assert {kind for line in lines for kind in line["answers"]} <= kinds | set(PARTS)
+    assert (
+        "not conformity" in record["notice"] and record["notice"] in (made / pack.PAGE).read_text()
+    )
+    answers = [line["answer"] for line in record["clauses"]]
+    assert len(answers) == len(lines) and NOT_COVERED in answers
+    for given, line in zip(lines, mapped([])):  # a pack without figures answers nothing with them
+        parts = [kind for kind in given["answers"] if kind in PARTS]
+        assert (line["answer"] == NOT_COVERED) == (not parts)
+
+
+def test_the_same_pack_is_the_same_bytes(made: Path, tmp_path: Path) -> None:
+    again = good_pack(tmp_path / "pack")
+    assert (made.parent / "pack.zip").read_bytes() == (tmp_path / "pack.zip").read_bytes()
+    with zipfile.ZipFile(tmp_path / "pack.zip") as archive:
+        names = archive.namelist()
+        assert names == sorted(names) and {entry.date_time for entry in archive.infolist()} == {
+            (1980, 1, 1, 0, 0, 0)
+        }
+    assert set(names) == set(pack.listed(again))
+
+
+def test_a_zip_is_verified_as_its_folder(made: Path) -> None:
+    with pack.opened(made.parent / "pack.zip") as place:
+        found, known = verify_pack(place, network(), None, 0.1, seed=0)
+    assert found and known
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_zip_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "pack.zip"
+    path.parent.mkdir()
+    path.write_bytes(HOSTILE[name])
+    with pytest.raises(InputError) as caught, pack.opened(path):
+        pass
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+    assert not list(tmp_path.rglob("escaped*")) and not Path("/tmp/escaped.txt").exists()
+
+
+def test_statements_of_strangers_are_checked() -> None:
+    assert read_statement(WORDS.plain) == WORDS
+    for values in (None, {}, WORDS.plain | {"more": 1}, WORDS.plain | {"limits": "x"}):
+        with pytest.raises(InputError):
+            read_statement(values)
+    with pytest.raises(InputError):
+        Statement("x" * 5000)
+    with pytest.raises(InputError):
+        Statement(require=("be good",))
+
+
+def test_a_signed_pack_and_a_signed_record(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cryptography")
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
+    key = ed25519.Ed25519PrivateKey.generate()
+    plain = serialization.NoEncryption()
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    (tmp_path / "key").write_bytes(pem)
+    place = Path(shutil.copytree(made, tmp_path / "pack"))
+    pack.seal_again(place, tmp_path / "key")
+    run = ws.Evaluation.load(place / "run")
+    known = pack.check_pack_seal(place, run)
+    assert known and known.signer is not None
+    assert not pack.check_pack_seal(place, run, "SHA256:other")
+    from wassail.evidence.verify import record_text
+
+    found, known = verify_pack(place, network(), None, 0.0, seed=0)
+    content = json.loads(record_text(found, known, 0.0, tmp_path / "key"))
+    assert content["claim"]["pack"] == known.digest and content["signature"] is not None
+    assert content["claim"]["holds"] is True and content["claim"]["not_checked"]
+
+
+@pytest.mark.slow
+def test_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["evidence", "digits-mlp", *SMALL.split(), "--out", "pack", "--purpose", "digits"]
+    require = ["--require", "accuracy>=0.99 at eps 0.05 order 1 proved"]
+    assert main([*words, *require]) == 1  # the pack is made, and says that it fails
+    record = json.loads(Path("pack/evidence.json").read_text())
+    assert record["holds"] is False and Path("pack.zip").is_file()
+    assert main(words) == 2 and "holds a pack already" in capsys.readouterr().err
+    assert main(["verify", "pack.zip", "--seed", "0", "--data", "digits"]) == 0
+    verified = json.loads(Path("pack.verified.json").read_text())["claim"]
+    assert verified["holds"] and verified["share_of_radii"] == "0.1"
+    Path("pack/evidence.html").write_text("<h1>all is well</h1>")
+    assert main(["verify", "pack", "--seed", "0"]) == 1
+    settings = ["--config", "pack/settings.toml", "--out", "again"]
+    assert main(["evidence", "digits-mlp", "--data", "digits", *settings, "--quiet"]) == 1
+    first, second = (
+        json.loads(Path(f"{name}/evidence.json").read_text()) for name in ("pack", "again")
+    )
+    assert first["figures"] == second["figures"]
+
+
+@pytest.mark.slow
+def test_a_pack_with_its_model_needs_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnx")
+    from fuzz.build import onnx_model
+    from fuzz.build import samples as few
+
+    monkeypatch.chdir(tmp_path)
+    onnx_model(tmp_path / "net.onnx", "dense")
+    x, y = few()
+    import numpy as np
+
+    np.savez("d.npz", x=x, y=y)
+    words = (
+        "evidence net.onnx --data d.npz --eps 0.05 --attacks fgsm --certify crown --no-look --quiet"
+    )
+    assert main([*words.split(), "--include-model", "--out", "pack"]) == 0
+    assert main(["verify", "pack", "--seed", "0"]) == 0
+    Path("pack", SEAL).unlink()
+    assert main(["verify", "pack", "--seed", "0"]) == 2
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys; from wassail.cli.parser import main; main(['models']); "
+    code += "assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
