@@ -49,6 +49,15 @@ def evaluate(model: Any = MODEL, data: Any = (X, Y), threat: Any = POINT, **more
     return ws.evaluate(model, data, threat, more.pop("attacks", ["fgsm"]), **more)
 
 
+ONE_OUTPUT = nn.Linear(64, 1)
+ZEROS = torch.zeros(6)
+
+
+def regression(y: Any = ZEROS + 0.5, threat: Any = POINT, **more: Any) -> Any:
+    data = more.pop("data", (X.flatten(1), y))
+    return ws.evaluate(ONE_OUTPUT, data, threat, ["fgsm"], **more)
+
+
 DATA: dict[str, tuple[dict[str, Any], str]] = {
     "y None": ({"y": None}, "the labels are None"),
     "x None": ({"x": None}, "the samples are None"),
@@ -173,6 +182,58 @@ CASES: dict[str, Case] = {
     "labels None": (lambda: evaluate(data=(X, None)), "give class indices of shape (N,)"),
     "samples None": (lambda: evaluate(data=(None, Y)), "a batch has shape (N, ...)"),
     "no file": (lambda: evaluate(data="nowhere.npz"), "No such file"),
+    "tolerance 0": (lambda: regression(tolerance=0), "the tolerance is 0: give a number above 0"),
+    "tolerance -1": (lambda: regression(tolerance=-1), "the tolerance is -1"),
+    "tolerance inf": (lambda: regression(tolerance=INF), "the tolerance is inf"),
+    "tolerance NaN": (lambda: regression(tolerance=NAN), "tolerance is NaN"),
+    "tolerance word": (lambda: regression(tolerance="much"), "tolerance 'much' is not a number"),
+    "tolerance 0%": (lambda: regression(tolerance="0%"), "the tolerance is 0%"),
+    "tolerance short": (lambda: regression(tolerance=torch.ones(3)), "tolerances have shape (3,)"),
+    "tolerance zeros": (lambda: regression(tolerance=torch.zeros(6)), "a tolerance is 0"),
+    "tolerance dict": (lambda: regression(tolerance={}), "the tolerance is a dict"),
+    "relative to 0": (lambda: regression(y=ZEROS, tolerance="5%"), "sample 0 has the target 0"),
+    "no tolerance": (lambda: regression(), "say how far off it may be, with tolerance"),
+    "targets matrix": (lambda: regression(y=torch.rand(6, 3)), "with tolerance"),
+    "targets of two": (
+        lambda: regression(y=torch.rand(6, 2), tolerance=1),
+        "each sample has 2 targets and the model 1 outputs",
+    ),
+    "targets cube": (
+        lambda: regression(y=torch.rand(6, 2, 2), tolerance=1),
+        "have shape (6, 2, 2)",
+    ),
+    "targets short": (lambda: regression(y=torch.rand(5), tolerance=1), "6 samples but 5 labels"),
+    "targets NaN": (lambda: regression(y=ZEROS * NAN, tolerance=1), "a target of"),
+    "targets text": (lambda: regression(y=["a"] * 6, tolerance=1), "give numbers"),
+    "targets for a classifier": (
+        lambda: evaluate(data=(X, Y.float()), tolerance=1),
+        "each sample has 1 targets and the model 10 outputs",
+    ),
+    "float labels": (lambda: evaluate(data=(X, Y.float())), "save class indices as integers"),
+    "one output": (lambda: regression(y=Y), "tolerance=0.5 for a regression"),
+    "labels of two": (lambda: regression(y=Y, threshold=0), "labels other than 0 and 1"),
+    "threshold text": (lambda: regression(y=Y > 3, threshold="a"), "threshold 'a' is not a number"),
+    "both": (lambda: regression(tolerance=1, threshold=0), "give one"),
+    "label alone": (lambda: regression(y=Y, label=0), "give threshold, too"),
+    "label 3": (lambda: regression(y=Y > 3, threshold=0, label=3), "label 3 is none of 1 labels"),
+    "label of targets": (lambda: regression(tolerance=1, label=0), "leave it out of a regression"),
+    "items": (lambda: regression(data=[(X[0], 1.5)], tolerance=1), "give a pair (x, y)"),
+    "task landmarks": (
+        lambda: regression(tolerance=1, landmarks="standard"),
+        "landmarks are for classes",
+    ),
+    "immutable name": (lambda: regression(tolerance=1, immutable=["age"]), "feature 'age' may not"),
+    "immutable place": (lambda: regression(tolerance=1, immutable=[64]), "feature 64 may not move"),
+    "immutable word": (lambda: regression(tolerance=1, immutable="age"), "give a list of names"),
+    "immutable all": (
+        lambda: regression(tolerance=1, immutable=range(64)),
+        "no feature may move",
+    ),
+    "immutable pixels": (lambda: evaluate(immutable=[0]), "samples of shape (F,)"),
+    "immutable no box": (
+        lambda: regression(tolerance=1, immutable=[0], threat=ws.Threat(2, 1, 0.1, None)),
+        "need a box for the others",
+    ),
     "precision": (lambda: evaluate(gradients="fast"), "unknown precision 'fast'"),
     "arithmetic": (lambda: evaluate(arithmetic="half"), "unknown arithmetic 'half'"),
     "name number": (lambda: evaluate(name=3), "name is 3"),

@@ -361,8 +361,10 @@ class Network:
             raise remedies(
                 "the model has one output, and a classifier needs at least two logits",
                 "use ws.OneLogit(model) if it is positive for class 1, or a ws.Specification in "
-                "the place of labels",
-                "add --one-logit if it is positive for class 1",
+                "the place of labels; evaluate takes tolerance=0.5 for a regression and "
+                "threshold=0.5 for a probability",
+                "add --one-logit if it is positive for class 1, --threshold T if it is above T "
+                "there, or --tolerance T for a regression that may be off by less than T",
             )
         if z.dtype.is_complex:
             raise InputError("the model returns complex numbers: logits are real, take .real.")
@@ -378,11 +380,18 @@ class Network:
         """Logits `(n, K)` without gradients, in calls of at most `batch_size` rows. One forward
         a row.
         """
+        found = self.outputs(x, rows)
+        return self._judged(found, rows) if len(x) else found
+
+    def outputs(self, x: Tensor, rows: Tensor) -> Tensor:
+        """What the model itself gives, `(n, K)`, also where there is a specification. One forward
+        a row.
+        """
         self._count(self.forwards, rows)
         with torch.no_grad():
             parts = (x[i : i + self.batch_size] for i in range(0, len(x), self.batch_size))
             found = [self.forward(part.to(self.device or x.device)).to(x.device) for part in parts]
-            return self._judged(torch.cat(found), rows) if found else x.new_zeros(0, 2)
+            return torch.cat(found) if found else x.new_zeros(0, 2)
 
     def _judged(self, z: Tensor, rows: Tensor) -> Tensor:
         """Outputs as logits: those of the specification if there is one."""

@@ -103,7 +103,8 @@ class Specification:
             )
         eye = torch.eye(y.shape[1], dtype=torch.float64)
         offsets = torch.cat([tau + y, tau - y], 1)
-        told = f"within {float(tau.max()):.4g}" if tau.min() == tau.max() else "within tolerances"
+        even = tau.numel() > 0 and bool((tau == tau.flatten()[0]).all())
+        told = f"within {float(tau.flatten()[0]):.4g}" if even else "within tolerances"
         return cls(torch.cat([-eye, eye]), offsets, about=told)
 
     @classmethod
@@ -295,6 +296,20 @@ def labels_of(y: Labels, device: torch.device | None = None) -> Tensor:
         constants = y.constants
         return torch.zeros(len(constants), dtype=torch.int64, device=device or constants.device)
     return y if device is None else y.to(device)
+
+
+def labels_at(y: Labels, rows: Tensor | slice) -> Labels:
+    """The labels, or the specification, of some of the samples.
+
+    Args:
+        y: labels, or a fitted specification.
+        rows: places, a mask or a slice.
+    """
+    if not isinstance(y, Specification):
+        return y[rows]
+    if isinstance(rows, slice):
+        rows = torch.arange(len(y.constants))[rows]
+    return y.take(rows)
 
 
 def specification_of(y: Labels) -> Specification | None:

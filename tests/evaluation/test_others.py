@@ -12,8 +12,8 @@ import pytest
 
 import wassail as ws
 from wassail.cli import main
-from wassail.evaluation.reading import summary
 from wassail.evaluation.requirement import parse_requirement
+from wassail.evaluation.summary import summary
 from wassail.report.board import entry
 from wassail.report.card import model_card
 from wassail.report.export import to_csv

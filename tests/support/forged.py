@@ -18,10 +18,11 @@ import torch
 
 import wassail as ws
 from wassail.evaluation.plan import data_hash
-from wassail.evaluation.reading import Reading, summary
+from wassail.evaluation.reading import Reading
 from wassail.evaluation.sealing import seal
 from wassail.evaluation.smoothed import row_of
 from wassail.evaluation.store.store import Store
+from wassail.evaluation.summary import summary
 from wassail.smoothing.attack import SmoothedAttack
 from wassail.smoothing.model import Votes
 from wassail.threat import parse_order

@@ -36,6 +36,13 @@ from wassail.cli.signoff import (
     threats_of,
 )
 from wassail.cli.smooth import evaluate_smoothed, refuse_alone
+from wassail.cli.task import (
+    check_task_options,
+    names_in,
+    refuse_task,
+    targets_from,
+    task_from,
+)
 from wassail.errors import InputError
 from wassail.names import ARITHMETICS, ATTACKS, EXPORTS, FIGURES, PRECISIONS, RADIUS_METHODS
 from wassail.threat import Domain, number, parse_norm, parse_order
@@ -44,6 +51,7 @@ from wassail.writing import make
 if TYPE_CHECKING:
     from wassail.evaluation.notes import Verification
     from wassail.evaluation.run import Evaluation
+    from wassail.zoo.files import Targets
     from wassail.zoo.samples import Data
 
 
@@ -89,6 +97,7 @@ def evaluate_command(options: argparse.Namespace) -> int:
         options.norm = "inf" if options.smooth is None else "2"
     if options.smooth is not None:
         refuse_others(options, "a model without --smooth")
+        refuse_task(options, "a model without --smooth")
         return evaluate_smoothed(options)
     refuse_alone(options)
     asked = _asked(options)
@@ -98,13 +107,15 @@ def evaluate_command(options: argparse.Namespace) -> int:
     import wassail as ws
     from wassail.zoo.points import read_points
 
-    source, data = loaded(options)
+    source, data = loaded(options, targets_from(options))
+    task = task_from(options)
     points = None if options.points is None else read_points(options.points)
     if points is not None and options.n is not None:
         points = points[: options.n]
     domain = asked.domain
-    if options.box is not None:
-        source, data, domain = boxed(options.box, source, data)
+    held = names_in(options.immutable)
+    if options.box is not None or held:
+        source, data, domain = boxed(options.box, source, data, domain, held)
     attacks = _chosen_attacks(options, asked.settings, folder)
     others = asked.others | groups_from(options, data)
     with runner_of(options) as runner:
@@ -131,6 +142,7 @@ def evaluate_command(options: argparse.Namespace) -> int:
             gradients=options.gradients,
             look=options.look,
             **others,
+            **task,
             landmarks="standard" if options.landmarks else None,
             name=options.name,
             command=sys.argv[1:],
@@ -150,6 +162,7 @@ def evaluate_command(options: argparse.Namespace) -> int:
 def _asked(options: argparse.Namespace) -> _Asked:
     """The options, checked without a model."""
     norm, domain = checked(options)
+    check_task_options(options)
     orders = list(dict.fromkeys(map(parse_order, options.order)))
     budgets = list(dict.fromkeys(map(budget, options.eps)))
     known("attack", [*options.attacks, *options.add_attack], ATTACKS)
@@ -351,11 +364,13 @@ def _verify_run(
 ) -> tuple[Verification, Callable[[Verification], Path]]:
     """A run: what was found, and what writes its page."""
     import wassail as ws
+    from wassail.evaluation.criterion import recorded_targets
     from wassail.report.page import write_report
 
     run = ws.Evaluation.load(options.folder)
     source = model_from(options, run.threat.norm)
-    data = None if options.data is None else _data_of(options, max(len(run), 1))
+    numbers = recorded_targets(run.info.get("data"), run.criterion)
+    data = None if options.data is None else _data_of(options, max(len(run), 1), numbers)
     found = run.verify(source.model, data, share, seed=options.seed)
     return found, lambda found: write_report(run, options.output, verified=found)
 
@@ -379,8 +394,9 @@ def _verify_smoothed(
     return found, lambda found: write_smoothing(options.folder, options.output, found)
 
 
-def _data_of(options: argparse.Namespace, n: int) -> Data:
+def _data_of(options: argparse.Namespace, n: int, targets: Targets | None = None) -> Data:
     from wassail.zoo.datasets import open_data
+    from wassail.zoo.files import CLASSES
 
     return open_data(
         options.data,
@@ -388,6 +404,7 @@ def _data_of(options: argparse.Namespace, n: int) -> Data:
         ids=options.ids,
         preprocessing=options.preprocessing,
         classes=classes_of(options),
+        targets=targets or CLASSES,
     )
 
 

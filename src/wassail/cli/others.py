@@ -98,7 +98,13 @@ def _ids(options: argparse.Namespace, data: Data) -> Sequence[object]:
     from wassail.zoo.tables import read_column, read_groups
 
     if options.groups == "classes":
-        labels = data.read(0, len(data))[1].tolist()
+        y = data.read(0, len(data))[1]
+        if y.is_floating_point():
+            raise InputError(
+                "--groups classes is for classes, and these are targets or labels: give a file "
+                "with the group of each sample, or a column of the table."
+            )
+        labels = y.tolist()
         return labels if data.classes is None else [data.classes[label] for label in labels]
     if Path(options.groups).is_file():
         with reading(options.groups):

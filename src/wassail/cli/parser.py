@@ -50,6 +50,7 @@ from wassail.cli.others import NO_OTHERS, others_options
 from wassail.cli.shared import MODEL_OPTIONS
 from wassail.cli.signoff import NO_SIGN_OFF, signoff_options
 from wassail.cli.smooth import evaluate_options, smooth_options
+from wassail.cli.task import NO_TASK, task_options
 from wassail.cli.vnnlib import vnnlib_options
 from wassail.errors import BAD_INPUT, HOLDS, INTERNAL, SIGNALLED, InputError
 from wassail.names import EXPORTS, FIGURES, SLOPES
@@ -274,6 +275,7 @@ def _demo_command(children: argparse._SubParsersAction[Any]) -> None:
         **dict.fromkeys(MODEL_OPTIONS),
         **NO_SIGN_OFF,
         **NO_OTHERS,
+        **NO_TASK,
     )
 
 
@@ -286,6 +288,7 @@ def _evaluate_command(children: argparse._SubParsersAction[Any]) -> argparse.Arg
     )
     model_options(evaluate)
     threat_options(evaluate, eps=None, threads=None, out=RUN_FILES)
+    task_options(evaluate)
     others_options(evaluate)
     run_options(evaluate, certify=None, seconds=None)
     run = evaluate.add_argument_group("the run")

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wassail.errors import InputError, unknown
 from wassail.threat import Domain, number, parse_domain, parse_norm
@@ -16,6 +16,7 @@ from wassail.writing import make, saving
 if TYPE_CHECKING:
     from wassail.evaluation.work import Runner
     from wassail.transport.picture import Known, Sandwich
+    from wassail.zoo.files import Targets
     from wassail.zoo.samples import Data
     from wassail.zoo.source import Source
 
@@ -92,11 +93,12 @@ def writing(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def loaded(options: argparse.Namespace) -> tuple[Source, Data]:
+def loaded(options: argparse.Namespace, targets: Targets | None = None) -> tuple[Source, Data]:
     """The model and the data, the number of threads set."""
     import torch
 
     from wassail.zoo.datasets import open_data
+    from wassail.zoo.files import CLASSES
 
     if options.threads is not None:
         torch.set_num_threads(max(options.threads, 1))
@@ -115,6 +117,7 @@ def loaded(options: argparse.Namespace) -> tuple[Source, Data]:
         ids=options.ids,
         preprocessing=options.preprocessing,
         classes=classes_of(options),
+        targets=targets or CLASSES,
     )
     if options.n is not None and len(data) < options.n:
         raise InputError(
@@ -131,15 +134,21 @@ def classes_of(options: argparse.Namespace) -> list[str] | None:
     return [name.strip() for name in options.classes.split(",")]
 
 
-def boxed(path: str, source: Source, data: Data) -> tuple[Source, Data, Domain]:
-    """The model, the data and the domain with a box for each feature out of a file."""
-    from wassail.zoo.features import in_boxes
+def boxed(
+    path: str | None, source: Source, data: Data, domain: Domain, held: Sequence[str]
+) -> tuple[Source, Data, Domain]:
+    """The model, the data and the domain with a box for each feature, out of a file or the same for
+    all, and features that may not move.
+    """
+    from wassail.zoo.features import in_boxes, with_held
     from wassail.zoo.files import reading
     from wassail.zoo.tables import read_box
 
-    with reading(path):
-        box = read_box(Path(path), data.info.get("features"))
-    return in_boxes(source, data, box)
+    box: Any = domain
+    if path is not None:
+        with reading(path):
+            box = read_box(Path(path), data.info.get("features"))
+    return in_boxes(source, data, with_held(data, box, held) if held else box)
 
 
 def model_from(options: argparse.Namespace, norm: float) -> Source:

@@ -15,8 +15,10 @@ import torch
 
 from wassail.attacks.nearest import nearest
 from wassail.errors import InputError
+from wassail.evaluation.criterion import CLASSES, OWN, Regression
 from wassail.evaluation.result import Outcome
 from wassail.network import Model
+from wassail.specification import labels_at
 from wassail.threat import ceil_percent, floor_percent, show
 from wassail.transport.curve import RiskCurve
 from wassail.zoo.features import Features, Rescaled, features_of
@@ -33,7 +35,8 @@ def conditions(run: Outcome) -> tuple[str, ...]:
     Args:
         run: the evaluation.
     """
-    return tuple(text for text in (_weights(run), _boxes(run)) if text is not None)
+    told = (_weights(run), _tolerances(run), _boxes(run))
+    return tuple(text for text in told if text is not None)
 
 
 def plain_sentence(run: Outcome, model: Model) -> tuple[str, ...]:
@@ -49,7 +52,7 @@ def plain_sentence(run: Outcome, model: Model) -> tuple[str, ...]:
     if not n or not (own or (domain is not None and tuple(domain) != PLAIN)):
         return ()
     x = run.images(range(n))[0]
-    y = run.y[:n]
+    y = labels_at(run.right, slice(n))
     words = f"the box [{PLAIN[0]:g}, {PLAIN[1]:g}], or what holds the run's own"
     try:
         if isinstance(model, Rescaled):
@@ -71,7 +74,7 @@ def plain_sentence(run: Outcome, model: Model) -> tuple[str, ...]:
         curve = RiskCurve(flips.distances, proved, torch.full((n,), 1 / n).double(), order)
     except InputError as error:
         return (f"the figure for the plain box cannot be computed: {error}",)
-    figures = bracket(curve, eps)
+    figures = bracket(curve, eps, run.words.stay)
     return (
         f"in the plain box ({words}) {figures} at eps {show(eps)}, order {order:g}, with equal "
         f"weights (computed here on the first {n} samples, by crown and {PASSES} passes of "
@@ -79,17 +82,18 @@ def plain_sentence(run: Outcome, model: Model) -> tuple[str, ...]:
     )
 
 
-def bracket(curve: RiskCurve, eps: float) -> str:
+def bracket(curve: RiskCurve, eps: float, stay: str = CLASSES.stay) -> str:
     """Both sides of a curve at one budget, in words.
 
     Args:
         curve: of any order.
         eps: budget.
+        stay: what the samples do; default "stay correct".
     """
     certified, attacked = curve(eps)
     if curve.radii is None:
-        return f"at most {ceil_percent(attacked)} % stay correct"
-    return f"between {floor_percent(certified)} % and {ceil_percent(attacked)} % stay correct"
+        return f"at most {ceil_percent(attacked)} % {stay}"
+    return f"between {floor_percent(certified)} % and {ceil_percent(attacked)} % {stay}"
 
 
 def _about(run: Outcome) -> Mapping[str, Any]:
@@ -109,7 +113,21 @@ def _weights(run: Outcome) -> str | None:
     return (
         "The samples have unequal weights, of the run's own choice: the heaviest of "
         f"{n:,} has {100 * float(run.mu.max()):.2f} % of the mass. With equal weights "
-        f"{bracket(even, run.threat.eps)}."
+        f"{bracket(even, run.threat.eps, run.words.stay)}."
+    )
+
+
+def _tolerances(run: Outcome) -> str | None:
+    """Tolerances of each sample."""
+    criterion = run.criterion
+    if not isinstance(criterion, Regression) or criterion.tolerance != OWN or not len(run):
+        return None
+    assert run.targets is not None
+    own = run.targets[:, criterion.outputs :]
+    return (
+        "Each sample has a tolerance of the run's own choice: from "
+        f"{float(own.min()):.4g} to {float(own.max()):.4g}, median {float(own.median()):.4g}, in "
+        "the unit of the targets."
     )
 
 

@@ -22,12 +22,20 @@ from torch import Tensor, nn
 from wassail.attacks.convergence import AT_REST, FAR_FROM_REST, quarter, shrinkage
 from wassail.attacks.minimal.tracker import Tracker
 from wassail.attacks.nearest import nearest
-from wassail.checks import check_data
+from wassail.checks import check_task
 from wassail.errors import InputError, ModelWarning
+from wassail.evaluation.criterion import Criterion, Regression
 from wassail.evaluation.result import Finding, Outcome
 from wassail.losses import margin_ascent, predict
 from wassail.network import BATCH_SIZE, Model, Network, device_of, frozen, search
 from wassail.progress import Tick
+from wassail.specification import (
+    Labels,
+    Specification,
+    labels_at,
+    labels_of,
+    specification_of,
+)
 from wassail.threat import Domain, Number, ceil_percent, parse_domain, parse_norm, show
 from wassail.transport.flips import Flips
 
@@ -56,33 +64,53 @@ def mode(model: Model) -> Finding:
 
 
 def check(
-    model: Model, x: Tensor, y: Tensor, domain: Domain, batch_size: int | None = None
+    model: Model,
+    x: Tensor,
+    y: Labels,
+    domain: Domain,
+    batch_size: int | None = None,
+    criterion: Criterion | None = None,
 ) -> list[Finding]:
     """What the first samples tell before any attack: range, labels, determinism, precision,
     accuracy, saturation, gradients.
 
     x `(N, *shape)`, y `(N,)`: samples of the data, of which the first 100 are looked at. About four
-    forwards and one backward each.
+    forwards and one backward each. criterion: that y is the specification of, None for classes.
     """
     domain = parse_domain(domain)
-    x, y = check_data(x[:LOOKED_AT], y[:LOOKED_AT], domain)
+    x, y = check_task(x[:LOOKED_AT], labels_at(y, slice(LOOKED_AT)), domain)
     if not len(x):
         return []
     device = device_of(model, x.device)
     x = x.to(device)
-    y = y.to(device)
+    goal, right = specification_of(y), labels_of(y, device)
+    goal = None if goal is None else goal.to(device)
     with frozen(model):
-        network = Network(model, torch.arange(len(x)), batch_size or BATCH_SIZE, device)
+        ids = torch.arange(len(x))
+        network = Network(model, ids, batch_size or BATCH_SIZE, device, specification=goal)
         z = network.logits(x, network.rows)
+        of_classes = (_labels(right, z.shape[1]), _saturation(z)) if criterion is None else ()
         return [
             _range(x, domain),
-            _labels(y, z.shape[1]),
+            *of_classes[:1],
             _determinism(network, x, z),
             _precision(model, x),
-            _accuracy(z, y),
-            _saturation(z),
-            _gradients(network, x, y, z),
+            _accuracy(z, right) if criterion is None else _kept(z, right, criterion),
+            *of_classes[1:],
+            _gradients(network, x, right, z),
         ]
+
+
+def _kept(z: Tensor, y: Tensor, criterion: Criterion) -> Finding:
+    """How many samples are right before anything moves, where there are no classes."""
+    right = int((predict(z, y) == y).sum())
+    text = f"{right} of the first {len(z)} samples are {criterion.words.kept}"
+    if 2 * right > len(z):
+        return Finding("accuracy", "ok", f"{text}.")
+    level = "note" if right else "warning"
+    advice = "check the units of the targets, the normalisation of the samples and the "
+    asked = "tolerance" if isinstance(criterion, Regression) else "threshold"
+    return Finding("accuracy", level, f"{text}: {advice}{asked}.")
 
 
 def _range(x: Tensor, domain: Domain) -> Finding:
@@ -140,11 +168,12 @@ def _determinism(network: Network, x: Tensor, z: Tensor) -> Finding:
     """The same batch again, and the same samples in batches of another size."""
     again = network.logits(x, network.rows)
     half = (len(x) + 1) // 2
+    rows = network.rows
     split = torch.cat(
         [
-            network.logits(part, torch.arange(len(part)))
-            for part in (x[:half], x[half:])
-            if len(part)
+            network.logits(x[part], rows[part])
+            for part in (slice(half), slice(half, len(x)))
+            if len(x[part])
         ]
     )
     scale = z.abs().amax(1)
@@ -254,7 +283,7 @@ def _gradients(network: Network, x: Tensor, y: Tensor, z: Tensor) -> Finding:
 def transfer(
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     norm: Number,
     domain: Domain = (0.0, 1.0),
     batch_size: int | None = None,
@@ -273,7 +302,7 @@ def transfer(
     """
     norm = parse_norm(norm)
     domain = parse_domain(domain)
-    x, y = check_data(x, y, domain)
+    x, y = check_task(x, y, domain)
     for other in points:
         if other.shape != x.shape:
             raise InputError(
@@ -287,14 +316,19 @@ def transfer(
         for other in points:
             inside = other.to(x) if domain is None else other.to(x).clamp(*domain)
             tracker.logits(inside[rows], rows)
-        there, z = (
-            (x[:POOL], tracker.clean[:POOL])
-            if among is None
-            else (part.to(x.device) for part in among)
-        )
+        goal = network.specification
+        if among is None:
+            there = x[:POOL]
+            z = tracker.clean[:POOL] if goal is None else network.outputs(there, rows[:POOL])
+        else:
+            there, z = (part.to(x.device) for part in among)
         for some in torch.split(rows, network.batch_size) if len(there) else ():
-            near, known = _other_class(x[some], y[some], there.to(x.dtype), z, norm)
-            tracker.offer(there[near[known]].to(x.dtype), some[known], z[near[known]])
+            own = None if goal is None else goal.take(some)
+            same = z.argmax(1)[None] == y[some][:, None] if own is None else _holds(own, z)
+            near, known = _nearest_other(x[some], there.to(x.dtype), z, same, norm)
+            found = z[near[known]]
+            found = found if own is None else own.take(known).logits(found)
+            tracker.offer(there[near[known]].to(x.dtype), some[known], found)
         tracker.shorten(rows, BISECTIONS)
         return tracker.points, tracker.clean
 
@@ -302,16 +336,22 @@ def transfer(
     return Flips.from_search(x, y, found, norm, domain, "transfer", {"method": "transfer"})
 
 
-def _other_class(
-    x: Tensor, y: Tensor, there: Tensor, z: Tensor, norm: float
+def _holds(goal: Specification, z: Tensor) -> Tensor:
+    """Whether the specification of each of m samples holds at each of the outputs `(M, K)`: bool
+    `(m, M)`.
+    """
+    each = [goal.margins(row.expand(len(goal.constants), -1)).amin(1) > 0 for row in z]
+    return torch.stack(each, 1)
+
+
+def _nearest_other(
+    x: Tensor, there: Tensor, z: Tensor, same: Tensor, norm: float
 ) -> tuple[Tensor, Tensor]:
-    """For each of the samples x with labels y `(m,)` the nearest of `there` that is predicted
-    otherwise, and whether one is.
+    """For each of the samples x `(m,)` the nearest of `there` that is not the same, bool `(m, M)`,
+    and whether there is one.
     """
     length = torch.cdist(x.flatten(1), there.flatten(1), p=norm)
-    length = length.masked_fill(
-        (z.argmax(1)[None] == y[:, None]) | ~torch.isfinite(z).all(1)[None], math.inf
-    )
+    length = length.masked_fill(same | ~torch.isfinite(z).all(1)[None], math.inf)
     best = length.min(1)
     return best.indices, torch.isfinite(best.values)
 
@@ -319,7 +359,7 @@ def _other_class(
 def converged(
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     norm: Number,
     domain: Domain = (0.0, 1.0),
     passes: int = 100,
@@ -337,7 +377,7 @@ def converged(
     any flip that more passes do not help say that gradients mislead.
     """
     x = x[:LOOKED_AT]
-    y = y[:LOOKED_AT]
+    y = labels_at(y, slice(LOOKED_AT))
     few = quarter(passes)
 
     def search(budget: int) -> Tensor:
@@ -362,6 +402,8 @@ def converged(
             f"{passes} passes"
         )
         text += f", {none_early} after {few}"
+        if none == none_early and specification_of(y) is not None:
+            return Finding("convergence", "note", f"{text}: there may be none in the box.")
         if none == none_early:
             advice = (
                 "gradients mislead there, so look for masked ones and add an attack without "
@@ -424,7 +466,7 @@ def indicators(
     if not bool(right.any()) or not units:
         return
     kept = {unit.key: known[unit.key][right] for unit in units}
-    yield from _unbounded(units, kept)
+    yield from _unbounded(units, kept, run.criterion is None)
     yield from _behind(run)
     yield from _beaten(run, units, kept)
     yield from _black_box(units, kept)
@@ -432,8 +474,11 @@ def indicators(
         yield from _transfer(units, kept, found[right])
 
 
-def _unbounded(units: Sequence[Unit], known: Mapping[str, Tensor]) -> Iterator[Finding]:
-    """A search for the nearest flip may go anywhere: it must arrive somewhere."""
+def _unbounded(units: Sequence[Unit], known: Mapping[str, Tensor], must: bool) -> Iterator[Finding]:
+    """A search for the nearest flip may go anywhere: it must arrive somewhere.
+
+    must: whether every sample has a flip somewhere, as a classifier that knows several classes has.
+    """
     free = [unit for unit in units if unit.every]
     if not free:
         return
@@ -441,7 +486,10 @@ def _unbounded(units: Sequence[Unit], known: Mapping[str, Tensor]) -> Iterator[F
     none = int(torch.isinf(best).sum())
     n = len(best)
     who = _names(free)
-    if none:
+    if none and not must:
+        text = f"{who} found no flip of {none} of {n} correct samples at any distance"
+        yield Finding("unbounded-failure", "note", f"{text}: there may be none in the box.")
+    elif none:
         text = (
             f"{who} found no flip of {none} of {n} correct samples at any distance, though there "
             "must be one: "
@@ -463,13 +511,12 @@ def _behind(run: Outcome) -> Iterator[Finding]:
     if not ours or len(rows) == len(ours):
         return
     best = min(rows, key=lambda row: row.accuracy)
+    told = run.told(best.threat)
     if best.accuracy >= ours[0] - BEHIND:
-        yield Finding(
-            "behind", "ok", f"No attack is below nearest over the headline's {best.threat}."
-        )
+        yield Finding("behind", "ok", f"No attack is below nearest over the headline's {told}.")
         return
     text = (
-        f"{best.title} leaves {ceil_percent(best.accuracy)} % over the headline's {best.threat} "
+        f"{best.title} leaves {ceil_percent(best.accuracy)} % over the headline's {told} "
         f"and nearest {ceil_percent(ours[0])} %: the search for the nearest flip is not at its "
         "end or is misled, so give it more passes (--passes auto) and look for masked gradients; "
         "the headline is that of all attacks together"

@@ -203,6 +203,18 @@ def _sign_flips(values: Tensor, resamples: int, seed: int) -> float:
     return (1 + reached) / (1 + resamples)
 
 
+def same_task(a: Evaluation, b: Evaluation) -> bool:
+    """Whether right means the same in two runs on the same samples.
+
+    Args:
+        a: a run.
+        b: another one.
+    """
+    if a.criterion != b.criterion or a.targets is None or b.targets is None:
+        return a.criterion == b.criterion
+    return torch.equal(a.targets, b.targets)
+
+
 def _check_pair(a: Evaluation, b: Evaluation, threat: Threat) -> None:
     """Refuse to compare what is not comparable."""
     parse_threat(threat, own=True)
@@ -212,7 +224,7 @@ def _check_pair(a: Evaluation, b: Evaluation, threat: Threat) -> None:
                 f"a run is a {type(run).__name__}: give two Evaluations, as ws.evaluate returns."
             )
     names = f"the runs of {a.name!r} and {b.name!r}"
-    if a.ids != b.ids or not torch.equal(a.y, b.y):
+    if a.ids != b.ids or not torch.equal(a.y, b.y) or not same_task(a, b):
         raise InputError(
             f"{names} are on different samples: compare runs with the same data, in the same order."
         )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from wassail.evaluation.chunks import pack, unpack
+from wassail.evaluation.criterion import stored_labels
 from wassail.evaluation.plan import data_hash
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def join(parts: Sequence[tuple[Task, Result]]) -> Result:
     }
     fields = _fields([fields for _, fields in results])
     if "sha256" in fields:
-        fields["sha256"] = data_hash(unpack(tensors["x"]), tensors["y"])
+        fields["sha256"] = data_hash(unpack(tensors["x"]), stored_labels(tensors))
     return tensors, fields | {PIECES: [len(task.place) for task, _ in parts]}
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from wassail.attacks import catalogue
 from wassail.errors import InputError, remedies
 from wassail.network import Model
+from wassail.specification import Labels, labels_at
 from wassail.threat import (
     Groups,
     Number,
@@ -118,14 +119,15 @@ def exactly(value: float) -> str:
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
-def rehearse(units: Sequence[Unit], model: Model, x: Tensor, y: Tensor) -> None:
+def rehearse(units: Sequence[Unit], model: Model, x: Tensor, y: Labels) -> None:
     """Every attack on no sample at all: an option or norm that it does not have is told before
     hours of work.
     """
     for unit in units:
         tried = with_passes(unit, 1)
         try:
-            unit.entry.run(model, x[:0], y[:0], unit.threat, **tried.options)
+            none = labels_at(y, slice(0, 0))
+            unit.entry.run(model, x[:0], none, unit.threat, **tried.options)
         except TypeError as error:
             if "unexpected keyword argument" not in str(error):
                 raise

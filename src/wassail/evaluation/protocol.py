@@ -30,10 +30,12 @@ from wassail.attacks.catalogue import GIVEN
 from wassail.errors import InputError
 from wassail.evaluation import indicators
 from wassail.evaluation.chunks import Tensors, nearest_of, plain, take, unpack
+from wassail.evaluation.criterion import check_outputs, judged, outputs_of, right_of
 from wassail.evaluation.ladder import DRAWN, draw, key_of
 from wassail.evaluation.landmarks import Shifts
 from wassail.evaluation.landmarks import landmarks as measure
 from wassail.evaluation.landmarks import plain as in_plain
+from wassail.evaluation.meter import Meter
 from wassail.evaluation.plan import (
     AUTO,
     Unit,
@@ -57,12 +59,12 @@ from wassail.evaluation.reading import (
     TRANSFER,
     Chunks,
     Reading,
-    summary,
 )
 from wassail.evaluation.result import Finding, same_norm
 from wassail.evaluation.run import Evaluation
 from wassail.evaluation.settings import Settings
 from wassail.evaluation.store.store import Store
+from wassail.evaluation.summary import summary
 from wassail.evaluation.tasks.attack import Attack, Rung, Transfer
 from wassail.evaluation.tasks.clean import Clean
 from wassail.evaluation.tasks.looks import Checks, Convergence
@@ -83,7 +85,8 @@ from wassail.threat import (
 from wassail.transport.allocation import groups_of, sample_weights
 from wassail.zoo.classes import check_match
 from wassail.zoo.datasets import open_data
-from wassail.zoo.features import in_boxes
+from wassail.zoo.features import in_boxes, refuse_one_hot, with_held
+from wassail.zoo.files import Targets
 from wassail.zoo.samples import Data, for_model
 from wassail.zoo.source import Source
 from wassail.zoo.weights import fingerprint
@@ -128,6 +131,10 @@ def evaluate(  # noqa: PLR0913
     landmarks: Shifts | None = None,
     name: str | None = None,
     points: Tensor | None = None,
+    tolerance: Number | Tensor | None = None,
+    threshold: Number | None = None,
+    label: int | str | None = None,
+    immutable: Sequence[int | str] = (),
     command: Sequence[str] = (),
     runner: Runner | None = None,
     progress: Progress = False,
@@ -184,6 +191,13 @@ def evaluate(  # noqa: PLR0913
         name: what to call the model; default None, its class, or what it was opened by.
         points: anyone's adversarial examples, tensor `(N, *shape)`, one for each sample; each is
             looked at once more and joins the pool if it is a flip; default None.
+        tolerance: for a regression, where y are targets `(N,)` or `(N, K)`: a sample is right while
+            all outputs are nearer to their targets than this. A number in their unit, a share of
+            the target as "5%", or a tensor with one for each sample; default None, y are classes.
+        threshold: for labels that hold or do not, y of 0 and 1, `(N,)` for one output or `(N, K)`:
+            an output above it says yes. 0 is for logits; default None, y are classes.
+        label: with threshold, the one label that counts, its place or name; default None, all.
+        immutable: features that may not move, names or places; default none.
         command: words recorded with the run; default none.
         runner: what does the work, for example `evaluation.cluster.Ray`; default None, this
             process.
@@ -194,7 +208,11 @@ def evaluate(  # noqa: PLR0913
         `Evaluation`.
     """
     asked, others = others_of(_listed(threats), label_cost, subpopulation, groups)
-    source, samples, chosen = _opened(model, name, data, asked)
+    source = named(model, name)
+    samples, criterion = judged(_samples(data, tolerance, threshold), tolerance, threshold, label)
+    source, samples, chosen = _opened(source, samples, asked, immutable)
+    if criterion is not None and landmarks is not None:
+        raise InputError("landmarks are for classes: leave them out with a tolerance or threshold.")
     groups_of(others.get("groups"), len(samples))
     wanted, points = _wanted(attacks, passes, points, samples)
     _check_folder(out, resume or add)
@@ -214,6 +232,7 @@ def evaluate(  # noqa: PLR0913
         closing=closing,
         provers=whole(provers, "provers"),
         effort=None if effort is None else number(effort, "effort"),
+        criterion=criterion,
     )
     if landmarks is not None and mu is not None:
         raise InputError("landmarks are for samples of equal weight: evaluate without mu.")
@@ -267,17 +286,25 @@ def _listed(threats: Threat | Sequence[Threat]) -> Sequence[Threat]:
     return threats if listed else [threats]  # type: ignore[return-value, list-item]
 
 
+def _samples(data: Any, tolerance: object, threshold: object) -> Data:
+    """The data, with targets that are numbers where no classes are asked for."""
+    return open_data(data, targets=Targets(numbers=tolerance is not None or threshold is not None))
+
+
 def _opened(
-    model: Model | Source, name: str | None, data: Any, threats: Sequence[Threat]
+    source: Source, samples: Data, threats: Sequence[Threat], immutable: Sequence[int | str]
 ) -> tuple[Source, Data, tuple[Threat, ...]]:
     """The model, the samples and the threats, all in one variable."""
-    source = named(model, name)
-    samples = open_data(data)
     chosen = same_norm(threats)
     boxes = boxes_of(chosen[0].domain)
+    if len(immutable):
+        boxes = with_held(samples, chosen[0].domain, immutable)
     if boxes is not None:
         source, samples, domain = in_boxes(source, samples, boxes)
         chosen = tuple(replace(threat, domain=domain) for threat in chosen)
+    elif isinstance(samples.info.get("features"), list) and len(samples.shape) == 1:
+        x = samples.read(0, len(samples))[0]
+        refuse_one_hot(x, samples.info["features"], torch.ones(x.shape[1], dtype=torch.bool))
     check_budgets(chosen, samples.shape)
     return source, for_model(samples, source.model), chosen
 
@@ -303,9 +330,13 @@ def _wanted(
 def _rehearse(worker: Worker) -> None:
     """What a model cannot do is told before the attacks: they, and certificates, are tried."""
     settings = worker.settings
-    check_match(worker.model, worker.data)
+    criterion = settings.criterion
+    check_match(worker.model, worker.data, criterion is not None)
     with frozen(worker.model):
-        rehearse(settings.units, worker.model, *worker.data.read(0, min(1, len(worker.data))))
+        x, y = worker.data.read(0, min(1, len(worker.data)))
+        if criterion is not None and len(x):
+            check_outputs(criterion, outputs_of(worker.model, x, criterion))
+        rehearse(settings.units, worker.model, x, right_of(criterion, y))
         if settings.certify is not None:
             from wassail.certificates.bounds.executed import arithmetic_of
 
@@ -359,6 +390,7 @@ def _config(settings: Settings, source: Source, data: Data, mu: Tensor | None) -
         "gradients": settings.gradients,
         "look": settings.look,
         "mu": None if mu is None else data_hash(mu, mu),
+        **({} if settings.criterion is None else {"criterion": settings.criterion.config}),
         "device": device_of(source.model, torch.device("cpu")).type,
         "threads": torch.get_num_threads(),
         "versions": versions(),
@@ -386,7 +418,7 @@ class _Driver:
         self.chunks = Chunks(len(worker.data), self.settings.chunk)
         self.took = dict[tuple[str, int], float]()
         each = sum(unit.entry.passes for unit in self.settings.units) + 1
-        self.meter = _Meter(
+        self.meter = Meter(
             report, (each + (CERTIFY_PASSES if self.settings.certify else 0)) * len(worker.data)
         )
 
@@ -629,46 +661,6 @@ class _Driver:
                 f"{str(self.store.folder)!r} was begun with: give "
                 "the same model, or choose another --out."
             )
-
-
-class _Meter:
-    """The share of the whole evaluation that is done, in passes."""
-
-    def __init__(self, report: Callable[[float], None], total: float) -> None:
-        self.report = report
-        self.total = max(total, 1.0)
-        self.before = 0.0
-
-    def stage(self, passes: int, samples: int) -> _Stage:
-        """A stage of so many passes for each of the samples; what is in the store already
-        counts at once when it ends.
-        """
-        return _Stage(self, passes, samples)
-
-
-class _Stage:
-    """One stage: a context that gives the `tick(task, share)` of a runner."""
-
-    def __init__(self, meter: _Meter, passes: int, samples: int) -> None:
-        self.meter = meter
-        self.passes = passes
-        self.samples = samples
-        self.done = dict[int, float]()
-
-    def __enter__(self) -> Callable[[Task, float], None]:
-        self.meter.report(self.meter.before / self.meter.total)
-        return self._tick
-
-    def __exit__(self, *_: object) -> None:
-        self.meter.before += self.passes * self.samples
-        self.meter.report(self.meter.before / self.meter.total)
-
-    def _tick(self, task: Task, share: float) -> None:
-        start = task.place.start
-        self.done[start] = max(self.done.get(start, 0.0), share * len(task.place))
-        self.meter.report(
-            (self.meter.before + self.passes * sum(self.done.values())) / self.meter.total
-        )
 
 
 def _machine() -> dict[str, Any]:

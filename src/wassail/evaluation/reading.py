@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -21,12 +21,12 @@ from torch import Tensor
 from wassail.errors import InputError, reason_of
 from wassail.evaluation import indicators
 from wassail.evaluation.chunks import unpack
+from wassail.evaluation.criterion import Criterion, read_criterion
 from wassail.evaluation.ladder import DRAWN, Ladder, key_of, looks
 from wassail.evaluation.landmarks import Landmark, read_plain
 from wassail.evaluation.plan import (
     AUTO,
     Unit,
-    exactly,
     plan,
     read_others,
     read_threats,
@@ -62,7 +62,6 @@ ODD = (
     OverflowError,
     RecursionError,
 )
-GRID = 65  # budgets at which the curves are written to the summary
 
 
 def load(folder: str | PathLike[str]) -> Outcome:
@@ -288,12 +287,15 @@ class Reading:
             self.store.get(CLEAN, chunk, ("logits",))[0]["logits"].shape[-1]
             for chunk, _, _ in self.chunks
         } - {0}
+        criterion = read_criterion(self.config)
+        targets = None if criterion is None else self._targets(criterion, y)
+        known = min(widths, default=None) if criterion is None else criterion.rows + 1
         if len(widths) > 1 or (
-            widths and max(int(labels.max()) for labels in (y, predicted)) >= min(widths)
+            widths and known and max(int(labels.max()) for labels in (y, predicted)) >= known
         ):
             raise ValueError("classes beyond those of the model")
         distances, labels, found_by, methods = self._pool(predicted, wrong)
-        if widths and int(labels.max()) >= min(widths):
+        if widths and known and int(labels.max()) >= known:
             raise ValueError("classes beyond those of the model")
         certified = self.certified
         rows = [row for unit in self.finished for row in self._rows(unit, mu, wrong)]
@@ -328,9 +330,37 @@ class Reading:
             landmarks=self._landmarks(),
             searched={} if self.ladder is None else dict(self.ladder.known),
             others=read_others(self.config, self.chunks.n),
+            criterion=criterion,
+            targets=targets,
+            outputs=None if criterion is None else self._outputs(criterion),
         )
         _check_landmarks(result)
         return replace(result, findings=tuple(self._findings(result)))
+
+    def _targets(self, criterion: Criterion, y: Tensor) -> Tensor:
+        """What the criterion needs of each sample, `(N, W)`; none that cannot be."""
+        none = torch.zeros(0, criterion.width, dtype=torch.float64)
+        found = torch.cat([none, *(part["targets"] for part in self._clean("targets"))])
+        if found.shape != (len(y), criterion.width) or found.dtype != torch.float64:
+            raise ValueError("targets of another kind")
+        if bool(y.any()) or not bool(torch.isfinite(found).all()):
+            raise ValueError("targets that are not finite, or classes beside them")
+        criterion.check(found)
+        return found
+
+    def _outputs(self, criterion: Criterion) -> Tensor:
+        """What the model gave at the samples, `(N, K)`; NaN where a cluster had given up."""
+        parts = [torch.zeros(0, criterion.outputs, dtype=torch.float64)]
+        for part in self._clean("logits", "y"):
+            z = part["logits"]
+            blank = z.new_full((len(part["y"]), criterion.outputs), math.nan)
+            parts.append((z if z.shape[1] else blank).double())
+        return torch.cat(parts)
+
+    def _clean(self, *names: str) -> Iterator[dict[str, Tensor]]:
+        """Some tensors of the samples, chunk by chunk."""
+        for chunk, _, _ in self.chunks:
+            yield self.store.get(CLEAN, chunk, names)[0]
 
     def _landmarks(self) -> tuple[Landmark, ...]:
         """The known shifts that were stored: none in most runs."""
@@ -548,7 +578,7 @@ class Reading:
                 yield Finding(
                     "unstable",
                     "warning",
-                    f"{lost} stored flips were not misclassified, in the box or as near as "
+                    f"{lost} stored flips were not {result.words.wrong}, in the box or as near as "
                     "stated when they were looked at "
                     "again, and do not count: the model's answers depend on the batch or on "
                     "chance.",
@@ -557,8 +587,8 @@ class Reading:
                 yield Finding(
                     "verified",
                     "ok",
-                    "Every flip was read back from disk and is misclassified, in the box and as "
-                    "near as stated.",
+                    f"Every flip was read back from disk and is {result.words.wrong}, in the box "
+                    "and as near as stated.",
                 )
         yield from self._rounding(result)
         parts = [] if self.certified is None else self.fields(self.certified)
@@ -692,76 +722,6 @@ def _cost(mu: Tensor, distances: Tensor, threat: Threat, share: float | None) ->
             "trust none of them."
         )
     return cost
-
-
-def summary(result: Outcome) -> dict[str, Any]:
-    """The figures as plain values; times are in the log."""
-
-    def row(item: Row) -> dict[str, Any]:
-        threat = item.threat
-        about = {
-            "norm": f"{threat.norm:g}",
-            "order": exactly(threat.order),
-            "eps": threat.eps,
-            "domain": threat.domain,
-        }
-        names = (
-            "attack",
-            "title",
-            "accuracy",
-            "interval",
-            "cost",
-            "forwards",
-            "backwards",
-            "flipped",
-        )
-        return about | {name: getattr(item, name) for name in names}
-
-    top = 2 * max(threat.eps for threat in result.threats)
-    curves = []
-    for order in result.orders:
-        curve = result.curve(order)
-        grid = sorted({top * k / (GRID - 1) for k in range(GRID)} | {t.eps for t in result.threats})
-        sides = [curve(eps) for eps in grid] if len(result) else []
-        curves.append(
-            {
-                "order": exactly(order),
-                "eps": grid,
-                "attacked": [attacked for _, attacked in sides],
-                "certified": None
-                if result.radii is None
-                else [certified for certified, _ in sides],
-            }
-        )
-    return {
-        **_others(result),
-        "headline": result.headline,
-        "definition": result.definition,
-        "samples": len(result),
-        "clean": _finite(result.clean),
-        "clean_interval": [_finite(v) for v in result.clean_interval],
-        "attacks": [row(item) for item in result.rows],
-        "pooled": [row(item) for item in result.best],
-        "curves": curves,
-        "findings": [asdict(finding) for finding in result.findings],
-    }
-
-
-def _others(result: Outcome) -> dict[str, Any]:
-    """The figures with labels that change and other people, where there are any."""
-    if not result.others:
-        return {}
-    figures = []
-    for threat in result.others_threats:
-        low, high = result.others_curve(threat.order)(threat.eps)
-        certified = None if result.radii is None else low
-        about = {"order": exactly(threat.order), "eps": threat.eps}
-        figures.append(about | {"certified": certified, "attacked": _finite(high)})
-    return {"others": {"headline": result.others_sentence, "threats": figures}}
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None  # JSON has no NaN
 
 
 def _mean(values: Tensor) -> float:

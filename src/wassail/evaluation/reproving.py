@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,7 +18,9 @@ from wassail.certificates.prove.verify import verify as prove
 from wassail.evaluation.notes import Notes
 from wassail.evaluation.result import Outcome
 from wassail.network import Model
-from wassail.threat import Threat
+from wassail.specification import Labels, labels_at
+from wassail.threat import Threat, box_at
+from wassail.zoo.features import own_boxes
 
 CONFIDENCE = 0.95
 EXACT = 1e-6  # relative: an exact radius is the distance itself to 1e-9, and both are computed
@@ -73,7 +76,7 @@ def prove_again(run: Outcome, model: Model, share: float, seed: int, notes: Note
     graph = read(model, tuple(run.images([])[0].shape[1:]), smooth=True)
     found = [0, 0, 0]
     for part in torch.split(index, BATCH) if count else ():
-        found = [a + b for a, b in zip(found, _unproved(run, graph, part, method))]
+        found = [a + b for a, b in zip(found, _unproved(run, model, graph, part, method))]
     words = (
         "could not be proved again",
         "are called exact and are not the distance",
@@ -97,16 +100,18 @@ def prove_again(run: Outcome, model: Model, share: float, seed: int, notes: Note
     notes.unchecked.append(f"the other {n - count} radii.")
 
 
-def _unproved(run: Outcome, graph: Graph, index: Tensor, method: str) -> tuple[int, int, int]:
+def _unproved(
+    run: Outcome, model: Model, graph: Graph, index: Tensor, method: str
+) -> tuple[int, int, int]:
     """How many radii of some samples are not proved; how many of the others are called exact and
     are not, and how many of those cannot be shown to be.
     """
     assert run.radii is not None and run.exact is not None
     x, _ = run.images(index.tolist())
-    y = run.y[index]
+    y = labels_at(run.right, index)
     stated = run.radii[index]
     exact = run.exact[index]
-    threat = run.threat
+    threat = replace(run.threat, domain=own_boxes(model, x, run.threat.domain))
     arithmetic = "executed" if run.certificate.get("arithmetic") == "executed" else "exact"
     search = (exact | torch.isinf(stated)).nonzero()[:, 0]
     bad = torch.zeros(len(index), dtype=torch.bool)
@@ -118,9 +123,23 @@ def _unproved(run: Outcome, graph: Graph, index: Tensor, method: str) -> tuple[i
     # Any proof will do, so the cheapest way is tried first.
     for way in dict.fromkeys(("crown", method, "auto")):
         if len(left):
-            left = left[~_proved(graph, x[left], y[left], threat, way, arithmetic, stated[left])]
+            left = left[
+                ~_proved(
+                    graph,
+                    x[left],
+                    labels_at(y, left),
+                    _at(threat, left),
+                    way,
+                    arithmetic,
+                    stated[left],
+                )
+            ]
     if len(left) and method == "branch":  # a search may have taken more than the usual work
-        left = left[~_patiently(graph, x[left], y[left], threat, arithmetic, stated[left])]
+        left = left[
+            ~_patiently(
+                graph, x[left], labels_at(y, left), _at(threat, left), arithmetic, stated[left]
+            )
+        ]
     bad[left] = True
     if not len(search):
         return int(bad.sum()), 0, 0
@@ -128,9 +147,9 @@ def _unproved(run: Outcome, graph: Graph, index: Tensor, method: str) -> tuple[i
     found = radii(
         graph,
         x[search],
-        y[search],
+        labels_at(y, search),
         threat.norm,
-        threat.domain,
+        box_at(threat.domain, search),
         method,
         arithmetic=arithmetic,
         upper=upper,
@@ -142,7 +161,9 @@ def _unproved(run: Outcome, graph: Graph, index: Tensor, method: str) -> tuple[i
     if len(near_miss):
         some = search[near_miss]
         at = claimed[near_miss]
-        short[near_miss] = ~_proved(graph, x[some], y[some], threat, method, arithmetic, at)
+        short[near_miss] = ~_proved(
+            graph, x[some], labels_at(y, some), _at(threat, some), method, arithmetic, at
+        )
     bad[search] |= short
     near = (found.values - claimed).abs() <= same * claimed
     near |= torch.isinf(found.values) & torch.isinf(claimed)
@@ -151,8 +172,13 @@ def _unproved(run: Outcome, graph: Graph, index: Tensor, method: str) -> tuple[i
     return int(bad.sum()), int((vague & found.exact).sum()), int((vague & ~found.exact).sum())
 
 
+def _at(threat: Threat, rows: Tensor) -> Threat:
+    """The threat of some samples, which may have boxes of their own."""
+    return replace(threat, domain=box_at(threat.domain, rows))
+
+
 def _proved(
-    graph: Graph, x: Tensor, y: Tensor, threat: Threat, way: str, arithmetic: str, at: Tensor
+    graph: Graph, x: Tensor, y: Labels, threat: Threat, way: str, arithmetic: str, at: Tensor
 ) -> Tensor:
     """Which radii one method proves."""
     eps = Threat(threat.norm, math.inf, float(at.max()), threat.domain)
@@ -168,7 +194,7 @@ def _met(claimed: Tensor, distances: Tensor, arithmetic: str) -> Tensor:
 
 
 def _patiently(
-    graph: Graph, x: Tensor, y: Tensor, threat: Threat, arithmetic: str, stated: Tensor
+    graph: Graph, x: Tensor, y: Labels, threat: Threat, arithmetic: str, stated: Tensor
 ) -> Tensor:
     """Which stated radii branching proves when it is given more time."""
     eps = Threat(threat.norm, math.inf, float(stated.max()), threat.domain)

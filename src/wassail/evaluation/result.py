@@ -17,15 +17,20 @@ import torch
 from torch import Tensor
 
 from wassail.errors import InputError
+from wassail.evaluation.criterion import CLASSES, Criterion, Regression, Words, right_of
 from wassail.evaluation.landmarks import Landmark
+from wassail.evaluation.units import units_text
 from wassail.notebook import card, lines, picture, table
+from wassail.specification import Labels, specification_of
 from wassail.threat import (
     Number,
     Threat,
+    box_text,
     ceil_percent,
     floor_percent,
     parse_order,
     parse_threat,
+    show,
 )
 from wassail.transport.curve import RiskCurve, below
 from wassail.transport.flips import Flips
@@ -93,6 +98,10 @@ class Outcome:
     was not read from one. landmarks: known shifts, if they were asked for. searched: distances of
     the samples that the passes of `nearest` were chosen on, by passes; empty where they were given.
     others: `label_cost`, `subpopulation` and `groups`, empty where inputs move and nothing else.
+    criterion: what right means where there are no classes; then y is 0, predicted and labels are 0
+    where a sample is right and else the row of its specification that fails most, counted from 1;
+    targets: float64 `(N, W)`, what the criterion needs of each sample; outputs: of the model at the
+    samples, float64 `(N, K)`.
     """
 
     name: str
@@ -121,6 +130,30 @@ class Outcome:
     landmarks: tuple[Landmark, ...] = ()
     searched: Mapping[int, Tensor] = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
+    criterion: Criterion | None = None
+    targets: Tensor | None = None
+    outputs: Tensor | None = None
+
+    @property
+    def words(self) -> Words:
+        """How to speak of samples that are right."""
+        return CLASSES if self.criterion is None else self.criterion.words
+
+    @property
+    def right(self) -> Labels:
+        """What right means for each sample: its class, or its specification."""
+        return self.y if self.targets is None else right_of(self.criterion, self.targets)
+
+    @cached_property
+    def mean_error(self) -> float | None:
+        """The mean absolute error of a regression on the samples, in the unit of the targets; None
+        for other tasks.
+        """
+        if not isinstance(self.criterion, Regression) or not len(self):
+            return None
+        assert self.targets is not None and self.outputs is not None
+        errors = (self.outputs - self.criterion.wanted(self.targets)).abs().mean(1)
+        return float((self.mu * errors).sum() / self.mu.sum())
 
     @property
     def threat(self) -> Threat:
@@ -160,11 +193,36 @@ class Outcome:
         threat = self.others_threats[0]
         certified, attacked = self.others_curve(threat.order)(threat.eps)
         if self.radii is None:
-            return f"Accuracy is at most {ceil_percent(attacked)} % over {threat}"
+            return self._at_most(attacked, threat)
         return (
-            f"Between {floor_percent(certified)} % and {ceil_percent(attacked)} % stay correct "
-            f"over {threat}"
+            f"Between {floor_percent(certified)} % and {ceil_percent(attacked)} % "
+            f"{self.words.stay} over {self.told(threat)}"
         )
+
+    def _at_most(self, attacked: float, threat: Threat) -> str:
+        if self.criterion is None:
+            return f"Accuracy is at most {ceil_percent(attacked)} % over {self.told(threat)}"
+        return f"At most {ceil_percent(attacked)} % {self.words.stay} over {self.told(threat)}"
+
+    def told(self, threat: Threat) -> str:
+        """A threat in words; of a table in shares of the features' ranges.
+
+        Args:
+            threat: norm, order, eps and what else may change.
+        """
+        units = units_text(self.info.get("data"), threat)
+        if units is None:
+            return str(threat)
+        ball = f"Omega_{threat.order:g}({show(threat.eps)}), ground norm l{threat.norm:g}"
+        return f"{ball}, {units}{threat.others}"
+
+    @property
+    def setting(self) -> str:
+        """What every threat of the run shares, in words: the norm and where points may be."""
+        units = units_text(self.info.get("data"), self.threat)
+        where = box_text(self.threat.domain)
+        where = where if units is None else f"eps {show(self.threat.eps)} = {units}"
+        return f"ground norm l{self.threat.norm:g}, {where}"
 
     @cached_property
     def _certified(self) -> Tensor | None:
@@ -195,10 +253,10 @@ class Outcome:
         if not len(self):
             return "No samples were evaluated"
         if self.radii is None:
-            return f"Accuracy is at most {ceil_percent(attacked)} % over {self.threat}"
+            return self._at_most(attacked, self.threat)
         return (
-            f"Between {floor_percent(certified)} % and {ceil_percent(attacked)} % stay "
-            f"correct over {self.threat}"
+            f"Between {floor_percent(certified)} % and {ceil_percent(attacked)} % "
+            f"{self.words.stay} over {self.told(self.threat)}"
         )
 
     @property
@@ -218,10 +276,10 @@ class Outcome:
             else " The lower figure is proved: no distribution of that set does worse."
         )
         return (
-            "The share of the data's mass that is still classified correctly under the worst "
+            f"The share of the data's mass that is still {self.words.kept} under the worst "
             f"distribution found ({ball}, "
-            f"ground norm l{self.threat.norm:g}); it was built and re-verified, and a tie counts "
-            f"as an error.{below_}"
+            f"ground norm l{self.threat.norm:g}); it was built and re-verified, and "
+            f"{self.words.tie}.{below_}"
         )
 
     def flips(self) -> Flips:
@@ -244,6 +302,7 @@ class Outcome:
             self.threat.domain,
             self.methods,
             {"run": f"{self.name} on {self.data}"},
+            specification_of(self.right),
         )
 
     def __len__(self) -> int:
@@ -273,10 +332,10 @@ class Outcome:
             "certified and attacked accuracy against eps, for every order of the run",
         )
         about = (
-            f"{self.name} on {len(self)} samples of {self.data}, clean accuracy "
+            f"{self.name} on {len(self)} samples of {self.data}, clean {self.words.share} "
             f"{100 * self.clean:.2f} %. {self.definition}"
         )
-        head = ("attack", "threat", "accuracy at most", "95 % interval")
+        head = ("attack", "threat", f"{self.words.share} at most", "95 % interval")
         return card(self.headline, lines(about, *said), table(head, rows), drawn)
 
 

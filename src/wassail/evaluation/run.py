@@ -12,6 +12,7 @@ from typing import Any
 
 from wassail.errors import InputError
 from wassail.evaluation.chunks import plain
+from wassail.evaluation.criterion import recorded_targets
 from wassail.evaluation.notes import Verification
 from wassail.evaluation.reading import load
 from wassail.evaluation.result import Outcome
@@ -61,6 +62,12 @@ class Evaluation(Outcome):
             `(n,)` by passes; empty where the passes were given.
         others: `label_cost`, `subpopulation` and `groups` of the run; empty where inputs move and
             nothing else. `others_curve(order)` is the curve with them.
+        criterion: what right means where there are no classes, a tolerance or a threshold, or None.
+            Then `y` is 0, and `predicted` and `labels` are 0 where a sample is right and else the
+            row of its specification that fails most, counted from 1.
+        targets: what the criterion needs of each sample, float64 `(N, W)`, or None: targets and
+            then tolerances of a regression.
+        outputs: of the model at the samples, float64 `(N, K)`, or None.
     """
 
     @classmethod
@@ -142,7 +149,8 @@ class Evaluation(Outcome):
             batch_size: int, most samples in one call of the model; default 250.
         """
         records = list[dict[str, Any]]()
-        opened = None if data is None else open_data(data)
+        targets = recorded_targets(self.info.get("data"), self.criterion)
+        opened = None if data is None else open_data(data, targets=targets)
         if opened is not None:
             records.append(_record(opened, len(self)))
         model, opened = as_evaluated(self.info.get("data"), model, opened)

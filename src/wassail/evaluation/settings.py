@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from wassail.errors import InputError, unknown
+from wassail.evaluation.criterion import Criterion
 from wassail.evaluation.plan import Unit, plan
 from wassail.names import ARITHMETICS, GONE_METHODS, RADIUS_METHODS
 from wassail.threat import Domain, Threat, check_seed, parse_seconds, whole
@@ -37,6 +38,7 @@ class Settings:
     closing: int | None = None
     provers: int = 1
     effort: float | None = None
+    criterion: Criterion | None = None
 
     def __post_init__(self) -> None:
         whole(self.chunk, "chunk")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from wassail.errors import InputError, remedies
 from wassail.evaluation.notes import Verification
@@ -82,12 +83,12 @@ def check(run: Outcome, requirement: Requirement | str) -> Verdict:
         curve = replace(curve, **others)
         threat = Threat(run.threat.norm, order, asked.eps, run.threat.domain, **others)
         value = _robust(curve, asked, threat)
-        where = f"over {threat}"
+        where = f"over {run.told(threat)}"
         if asked.side == "attacked":
             where = f"under the attacks that were run, {where}"
     sure = "" if asked.confidence is None else f", with {100 * asked.confidence:g} % confidence"
     sentence = (
-        f"at least {floor_percent(value)} % of the {who} {_verb(asked.side)} {where}{sure} "
+        f"at least {floor_percent(value)} % of the {who} {_verb(run, asked.side)} {where}{sure} "
         f"({len(curve.mu):,} samples)"
     )
     # 55 of 100 samples are 0.55, also where the sum of their weights was rounded down.
@@ -138,10 +139,22 @@ def of_class(run: Outcome, order: float, label: int | None) -> RiskCurve:
         order: Wasserstein order.
         label: a class, or None.
     """
-    curve = run.curve(order)
     if label is None:
-        return curve
-    mine = run.y == label
+        return run.curve(order)
+    if run.criterion is not None:
+        raise InputError(f"class {label}: this run has no classes; ask about all samples.")
+    return of_rows(run, order, run.y == label)
+
+
+def of_rows(run: Outcome, order: float, mine: Tensor) -> RiskCurve:
+    """The curve of some of the samples, with a budget of their own.
+
+    Args:
+        run: the evaluation.
+        order: Wasserstein order.
+        mine: bool `(N,)`.
+    """
+    curve = run.curve(order)
     mu = curve.mu[mine]
     radii = None if curve.radii is None else curve.radii[mine]
     return RiskCurve(curve.distances[mine], radii, mu / mu.sum() if len(mu) else mu, order)
@@ -168,11 +181,11 @@ def population_sentence(run: Outcome, confidence: float = 0.95) -> str | None:
     sure = f"With {100 * confidence:g} % confidence"
     if run.radii is None:
         return (
-            f"{sure} at most {ceil_percent(attacked)} % of ALL such inputs stay correct under the "
-            f"worst of {shift}."
+            f"{sure} at most {ceil_percent(attacked)} % of ALL such inputs {run.words.stay} under "
+            f"the worst of {shift}."
         )
     return (
-        f"{sure} at least {floor_percent(certified)} % of ALL such inputs stay correct under "
+        f"{sure} at least {floor_percent(certified)} % of ALL such inputs {run.words.stay} under "
         f"{shift}."
     )
 
@@ -191,7 +204,7 @@ def others_population(run: Outcome, confidence: float = 0.95) -> str | None:
     least = "" if run.radii is None else f"at least {floor_percent(certified)} % and "
     return (
         f"With {100 * confidence:g} % confidence for each side, {least}at most "
-        f"{ceil_percent(attacked)} % of all inputs stay correct over {threat}."
+        f"{ceil_percent(attacked)} % of all inputs {run.words.stay} over {run.told(threat)}."
     )
 
 
@@ -226,5 +239,5 @@ def _robust(curve: RiskCurve, asked: Requirement, threat: Threat) -> float:
     return curve.population_at(threat, asked.confidence)[0]
 
 
-def _verb(side: str) -> str:
-    return "is classified correctly" if side == "clean" else "stays correct"
+def _verb(run: Outcome, side: str) -> str:
+    return f"is {run.words.kept}" if side == "clean" else run.words.stays

@@ -21,24 +21,29 @@ from torch import Tensor
 from wassail.errors import InputError, ModelWarning
 from wassail.evaluation.chunks import share_of, unpack
 from wassail.evaluation.conditions import conditions, plain_sentence
+from wassail.evaluation.criterion import OWN, Regression, outputs_of, right_of, stored_labels
 from wassail.evaluation.landmarks import Landmark, changed, mean_cost, transport
 from wassail.evaluation.notes import Notes, Verification, fields_of, plain_text
 from wassail.evaluation.plan import Unit, data_hash
-from wassail.evaluation.reading import CLEAN, ODD, Reading, summary, unreadable
+from wassail.evaluation.reading import CLEAN, ODD, Reading, unreadable
 from wassail.evaluation.reproving import prove_again
 from wassail.evaluation.result import Outcome
 from wassail.evaluation.settings import Settings
 from wassail.evaluation.store.store import Store
+from wassail.evaluation.summary import summary
 from wassail.evaluation.tasks.attack import Attack
 from wassail.evaluation.tasks.task import Place
 from wassail.evaluation.work import Worker
 from wassail.geometry import distances as distances_between
 from wassail.losses import strongest_rival
-from wassail.network import BATCH_SIZE, Model, Network, device_of, frozen
+from wassail.network import BATCH_SIZE, Model, frozen
+from wassail.specification import labels_at
 from wassail.threat import number
 from wassail.transport.allocation import sample_weights
 from wassail.transport.flips import Flips
 from wassail.zoo.datasets import open_data
+from wassail.zoo.features import own_boxes
+from wassail.zoo.files import Targets
 from wassail.zoo.weights import fingerprint
 
 STEPS = 1_000_000  # of an attack that is run again: the product of its options that count
@@ -118,10 +123,10 @@ class _Pool:
             found = Flips.from_points(
                 self.model,
                 x,
-                run.y[some],
+                labels_at(run.right, some),
                 points,
                 run.threat.norm,
-                run.threat.domain,
+                own_boxes(self.model, x, run.threat.domain),
                 pull_in=False,
             )
             stated = run.distances[some]
@@ -197,7 +202,8 @@ class _Folder:
             and run.threats == now.threats
             and run.others == now.others
         )
-        for name in ("y", "predicted", "mu", "distances", "labels", "radii", "exact"):
+        kinds = ("y", "predicted", "mu", "distances", "labels", "radii", "exact", "targets")
+        for name in kinds:
             ours = getattr(run, name)
             theirs = getattr(now, name)
             same &= ours is theirs if ours is None or theirs is None else torch.equal(ours, theirs)
@@ -280,7 +286,7 @@ class _Folder:
         for chunk, start, stop in self.reading.chunks:
             kept, fields = self.store.get(CLEAN, chunk)
             x = unpack(kept["x"])
-            y = kept["y"]
+            y = stored_labels(kept)
             sums += fields.get("sha256") != data_hash(x, y)
             then = kept["logits"]
             now = self._logits(x)
@@ -289,10 +295,11 @@ class _Folder:
                 logits += 1
             if data is not None and len(data) == len(self.run):
                 theirs, labels = data.read(start, stop)
+                ours = y if self.run.criterion is None else self.run.criterion.wanted(y)
                 same = (
                     theirs.shape == x.shape
                     and torch.equal(theirs.to(x.dtype), x)
-                    and torch.equal(labels, y)
+                    and torch.equal(labels, ours)
                 )
                 other += not same
                 names += list(map(str, fields.get("ids", []))) != list(
@@ -317,13 +324,24 @@ class _Folder:
         )
         if data is not None:
             self.notes.cover("images", "y", "ids")
+        self._task(data is not None)
         self.notes.count(blocks, f"{told} are the model's.")
 
+    def _task(self, compared: bool) -> None:
+        """What right means: read from the configuration, and compared with the rows of the samples
+        when the run was read.
+        """
+        criterion = self.run.criterion
+        self.notes.cover("outputs", "criterion", "config.criterion")
+        if isinstance(criterion, Regression) and criterion.tolerance == OWN:
+            self.notes.unchecked.append(
+                "the tolerances of the samples: they are the run's own choice."
+            )
+        elif compared:
+            self.notes.cover("targets")
+
     def _logits(self, x: Tensor) -> Tensor:
-        network = Network(
-            self.model, torch.arange(len(x)), self.batch_size, device_of(self.model, x.device)
-        )
-        return network.logits(x, network.rows).cpu()
+        return outputs_of(self.model, x, self.run.criterion, self.batch_size)
 
     def _records(self, records: Sequence[Mapping[str, Any]]) -> None:
         """What the run says of its data (digests, split, names of features and classes) beside
@@ -419,10 +437,10 @@ class _Folder:
         return tuple(f"of {key}: {name}" for name in names)
 
     def _chunk(self, key: str, chunk: int, start: int, stop: int) -> tuple[dict[str, int], int]:
-        clean = self.store.get(CLEAN, chunk, ("x", "y", "predicted"))[0]
+        clean = self.store.get(CLEAN, chunk)[0]
         tensors = self.store.get(key, chunk)[0]
         x = unpack(clean["x"])
-        y = clean["y"]
+        y = right_of(self.run.criterion, stored_labels(clean))
         wrong = clean["predicted"] != clean["y"]
         stated = tensors["distances"]
         index = tensors["index"]
@@ -442,7 +460,7 @@ class _Folder:
                 y,
                 points,
                 threat.norm,
-                threat.domain,
+                own_boxes(self.model, x, threat.domain),
                 pull_in=False,
                 batch_size=self.batch_size,
             )
@@ -469,7 +487,7 @@ class _Folder:
         configuration names.
         """
         x = self.run.images([])[0]
-        y = self.run.y[:0]
+        y = labels_at(self.run.right, slice(0, 0))
         found = unit.entry.run(self.model, x, y, unit.threat, **unit.options)
         kappa = found.info.get("options", {}).get("kappa")
         title = unit.entry.title if kappa is None else f"{unit.entry.title}, kappa {kappa:g}"
@@ -506,8 +524,9 @@ class _Folder:
         chunk, start, stop = list(self.reading.chunks)[
             int(self.random.integers(len(self.reading.chunks)))
         ]
-        kept = self.store.get(CLEAN, chunk, ("x", "y"))[0]
-        given = open_data((unpack(kept["x"]), kept["y"]))
+        kept = self.store.get(CLEAN, chunk)[0]
+        numbers = Targets(numbers=self.run.criterion is not None)
+        given = open_data((unpack(kept["x"]), stored_labels(kept)), targets=numbers)
         worker = Worker(self.model, given, self._settings(), self.run.mu[start:stop])
         tensors, _ = worker.run(Attack(Place(unit.key, 0, 0, stop - start), unit))
         stated = self.reading.distances(unit.key)[start:stop]
@@ -542,6 +561,7 @@ class _Folder:
             config["batch_size"],
             str(config["gradients"]),
             bool(config["look"]),
+            criterion=self.run.criterion,
         )
 
 

@@ -16,16 +16,23 @@ import torch
 from torch import Tensor
 
 from wassail.errors import InputError
-from wassail.evaluation.plan import data_hash
+from wassail.evaluation.criterion import outputs_of, right_of
+from wassail.evaluation.plan import Unit, data_hash
 from wassail.evaluation.settings import PRECISIONS, Settings
 from wassail.evaluation.tasks.task import Place, Result, Task
-from wassail.network import Model, Network, device_of, frozen, mixed
+from wassail.network import Model, frozen, mixed
 from wassail.progress import Progress
+from wassail.specification import Labels
+from wassail.threat import Threat
 from wassail.transport.flips import Flips
+from wassail.zoo.features import own_boxes
 from wassail.zoo.samples import Data
 
 if TYPE_CHECKING:
     from wassail.certificates.graph.graph import Graph
+
+
+ONE_BOX = ("cw", "a3", "w_pgd")  # homes of attacks that have one box for all features
 
 
 class Runner(Protocol):
@@ -96,8 +103,15 @@ class Worker:
         with frozen(self.model):
             return task.run(self, tick)
 
-    def samples(self, place: Place) -> tuple[Tensor, Tensor]:
-        """Samples and labels of a task: those that the run was begun with."""
+    def samples(self, place: Place) -> tuple[Tensor, Labels]:
+        """Samples of a task and what is right for them: their labels, or a specification."""
+        x, y = self.rows(place)
+        return x, right_of(self.settings.criterion, y)
+
+    def rows(self, place: Place) -> tuple[Tensor, Tensor]:
+        """Samples of a task, and labels or targets as the data have them: those that the run was
+        begun with.
+        """
         size = self.settings.chunk
         parts = []
         for k, start in enumerate(range(place.start, place.stop, size)):
@@ -114,14 +128,17 @@ class Worker:
         return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
     def logits(self, x: Tensor) -> Tensor:
-        """Logits `(n, K)` of samples, on the CPU."""
-        device = device_of(self.model, x.device)
-        network = Network(
-            self.model, torch.arange(len(x)), self.settings.batch_size or max(len(x), 1), device
-        )
-        return network.logits(x, network.rows).cpu()
+        """Logits, or outputs, `(n, K)` of samples, on the CPU."""
+        return outputs_of(self.model, x, self.settings.criterion, self.settings.batch_size)
 
-    def held(self, flips: Flips, x: Tensor, y: Tensor) -> Flips:
+    def inside(self, unit: Unit, x: Tensor) -> Threat:
+        """The threat of an attack on some samples, where features that may not move are frozen."""
+        if unit.entry.home.split(":")[0] in ONE_BOX:
+            return unit.threat
+        domain = own_boxes(self.model, x, unit.threat.domain)
+        return replace(unit.threat, domain=domain)
+
+    def held(self, flips: Flips, x: Tensor, y: Labels) -> Flips:
         """The flips after features that may not move are put back to their values.
 
         A point that is no flip any more is left out: distance infinity.
@@ -136,7 +153,7 @@ class Worker:
         )
         return replace(flips, points=again.points, distances=again.distances, labels=again.labels)
 
-    def none(self, x: Tensor, y: Tensor) -> Flips:
+    def none(self, x: Tensor, y: Labels) -> Flips:
         """No flips but the samples that are wrong already."""
         settings = self.settings
         return Flips.from_points(self.model, x, y, x, settings.norm, settings.domain, pull_in=False)

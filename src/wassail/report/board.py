@@ -158,6 +158,7 @@ def entry(run: Evaluation, known: Standing = UNKNOWN) -> dict[str, Any]:
         "eps": run.threat.eps,
         "clean": None if math.isnan(run.clean) else round(100 * run.clean, 2),
         "orders": figures,
+        **({} if run.criterion is None else {"task": run.words.kept}),
         **({"others": others_feed(run)} if run.others else {}),
         "standing": known.kind,
         "standing_text": known.text,
@@ -217,7 +218,9 @@ def _index(
 ) -> str:
     groups: dict[tuple[object, ...], list[int]] = {}
     for place, run in enumerate(runs):
-        groups.setdefault((run.threat.norm, box_text(run.threat.domain)), []).append(place)
+        task = "" if run.criterion is None else f", {run.words.kept}"
+        key = (run.threat.norm, box_text(run.threat.domain) + task)
+        groups.setdefault(key, []).append(place)
     parts = []
     contents = []
     for number, (key, places) in enumerate(

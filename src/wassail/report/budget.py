@@ -76,7 +76,8 @@ def orders_panel(run: Evaluation) -> Html | None:
     if not len(run):
         return None
     end = max(axis_end([run.curve(order)], run.threat.eps) for order in ORDERS)
-    parts = axes(end, ticks(end, unit_of(run.threat, end), 8), "accuracy in % against eps")
+    share = run.words.share
+    parts = axes(end, ticks(end, unit_of(run.threat, end), 8), f"{share} in % against eps")
     where = np.linspace(0, end, 121).tolist()
     for place, order in enumerate(ORDERS):
         sides = list(zip(*(run.curve(order)(eps) for eps in where)))
@@ -85,8 +86,8 @@ def orders_panel(run: Evaluation) -> Html | None:
             kinds.append(("line proved", sides[0]))
         for kind, side in kinds:
             points = "L".join(
-                f"{LEFT + (RIGHT - LEFT) * eps / end:.1f} {BOTTOM - (BOTTOM - TOP) * share:.1f}"
-                for eps, share in zip(where, side)
+                f"{LEFT + (RIGHT - LEFT) * eps / end:.1f} {BOTTOM - (BOTTOM - TOP) * height:.1f}"
+                for eps, height in zip(where, side)
             )
             parts.append(tag("path", class_=f"{kind} run run-{place} dash-{place}", d=f"M{points}"))
     at = LEFT + (RIGHT - LEFT) * run.threat.eps / end
@@ -104,7 +105,7 @@ def orders_panel(run: Evaluation) -> Html | None:
         "its curves lie higher: what a budget buys if few samples may take all of it (p = 1), and "
         "if every sample has its own (p = ∞, the point-wise threat)."
     )
-    shown = picture(parts, "accuracy against eps for orders 1, 2 and infinity")
+    shown = picture(parts, f"{run.words.share} against eps for orders 1, 2 and infinity")
     legend = tag("ul", keys, class_="legend")
     return section("orders", "All orders", tag("figure", shown, legend, class_="plot"), lead=lead)
 
@@ -118,6 +119,18 @@ def class_name(run: Evaluation, label: int) -> Html:
     """
     known = run.classes is not None and 0 <= label < len(run.classes)
     return name(run.classes[label] if known and run.classes is not None else f"class {label}", 24)
+
+
+def way_name(run: Evaluation, label: int) -> Html:
+    """A class, or without classes the way in which a sample fails: "too high".
+
+    Args:
+        run: the evaluation.
+        label: of the class; or the row that fails, counted from 1, and 0 for none.
+    """
+    if run.criterion is None:
+        return class_name(run, label)
+    return name("not moved" if label == 0 else run.criterion.row_text(label), 60)
 
 
 def budget_panel(run: Evaluation) -> Html | None:
@@ -134,29 +147,31 @@ def budget_panel(run: Evaluation) -> Html | None:
     finite = run.distances.isfinite()
     power = 1.0 if threat.order == math.inf else threat.order
     spent = torch.where(finite, bought * run.distances.clamp(max=1e150) ** power, 0.0)
-    labels = torch.unique(run.y).tolist()
+    # Without classes: by the way in which the flips fail.
+    kinds = run.y if run.criterion is None else torch.where(bought > 0, run.labels, 0)
     total = float(spent.sum())
     rows = []
-    for label in labels:
-        mine = run.y == label
+    for label in torch.unique(kinds).tolist():
+        mine = kinds == label
         share = float(spent[mine].sum()) / total
         mass = float(bought[mine].sum())
         cells = [
-            tag("th", class_name(run, label), scope="row"),
+            tag("th", way_name(run, label), scope="row"),
             number_cell(percent(share), share),
             number_cell(percent(mass), mass),
             number_cell(percent(float(run.mu[mine].sum())), float(run.mu[mine].sum())),
         ]
         rows.append(tag("tr", cells))
-    heads = ["Class", "Share of the budget", "Mass that flips", "Mass of the class"]
+    word = "class" if run.criterion is None else "way to fail"
+    heads = [word.capitalize(), "Share of the budget", "Mass that flips", "Mass of these samples"]
+    heads[-1] = "Mass of the class" if run.criterion is None else heads[-1]
     lead = (
-        f"The worst distribution found for {threat}: how much of its cost each class takes, and "
-        "what is bought with it."
+        f"The worst distribution found for {run.told(threat)}: how much of its cost each {word} "
+        "takes, and what is bought with it."
     )
-    spent_table = table("The budget by class", heads, rows, "The budget by class")
-    return section(
-        "budget", "What the budget buys", spent_table, _confusion(run, bought), lead=lead
-    )
+    spent_table = table(f"The budget by {word}", heads, rows, f"The budget by {word}")
+    moves = _confusion(run, bought) if run.criterion is None else None
+    return section("budget", "What the budget buys", spent_table, moves, lead=lead)
 
 
 def _confusion(run: Evaluation, bought: torch.Tensor) -> Html | None:

@@ -38,6 +38,10 @@ def model_card(run: Evaluation, verdicts: Sequence[Verdict] = ()) -> str:
     if sentence is not None:
         parts.append(f"**{sentence}**")
     parts.append(f"**Definition.** {run.definition}")
+    if run.criterion is not None:
+        error = "" if run.mean_error is None else f"; mean absolute error {run.mean_error:.4g}"
+        kept = f"{100 * run.clean:.2f} % are {run.words.kept}"
+        parts.append(f"**On the data as they are.** {_plain(kept + error)}.")
     parts += _choices(run)
     named = classes_text(run.classes, run.info.get("data") or {}, len(run.classes or ()))
     if named is not None:
@@ -50,7 +54,9 @@ def model_card(run: Evaluation, verdicts: Sequence[Verdict] = ()) -> str:
             f"- {'holds' if v else 'FAILS'}: `{v.requirement.text}`: {v.sentence}" for v in verdicts
         ]
         parts.append("**Requirements.**\n\n" + "\n".join(listed))
-    parts.append("**Conditions.**\n\n" + "\n".join(f"- {text}" for text in CONDITIONS))
+    tie = f"{run.words.tie[0].upper()}{run.words.tie[1:]}."
+    assumed = CONDITIONS if run.criterion is None else (*CONDITIONS[:-1], tie)
+    parts.append("**Conditions.**\n\n" + "\n".join(f"- {text}" for text in assumed))
     missing = list(NOT_CHECKED)
     if run.radii is None:
         missing.insert(0, "Nothing is proved: the figures are what the attacks found.")

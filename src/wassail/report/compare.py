@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from wassail.errors import InputError
-from wassail.evaluation.intervals import compare
+from wassail.evaluation.intervals import compare, same_task
 from wassail.report.drawing import plot
 from wassail.report.html import (
     Html,
@@ -31,7 +31,6 @@ from wassail.report.html import (
     proved,
     save,
     section,
-    setting,
     spell,
     table,
     tag,
@@ -61,7 +60,8 @@ def comparison(runs: Sequence[Evaluation]) -> str:
     runs = told_apart(runs)
     groups: dict[tuple[object, ...], list[Evaluation]] = {}
     for run in runs:
-        groups.setdefault((run.threat.norm, run.threat.domain, *_shape(run)), []).append(run)
+        key = (run.threat.norm, run.threat.domain, *_shape(run), run.words.kept)
+        groups.setdefault(key, []).append(run)
     parts = [_group(f"group-{place}", group) for place, group in enumerate(groups.values(), 1)]
     contents = [(f"group-{place}", _title(group)) for place, group in enumerate(groups.values(), 1)]
     lead = (
@@ -70,9 +70,8 @@ def comparison(runs: Sequence[Evaluation]) -> str:
         "the certified one."
     )
     apart = (
-        "The runs are for different norms, boxes or kinds of samples. A budget is another "
-        "quantity in each, so each has its "
-        "own table; do not rank across them."
+        "The runs are for different norms, boxes, kinds of samples or tasks. A budget or a figure "
+        "is another quantity in each, so each has its own table; do not rank across them."
         if len(groups) > 1
         else None
     )
@@ -123,7 +122,8 @@ def _group(identifier: str, runs: Sequence[Evaluation]) -> Html:
         _row(rank, _key(drawn, run), run, baseline, threats) for rank, run in enumerate(ranked, 1)
     ]
     remarks = _remarks(runs, threats)
-    caption = f"Ranked by attacked accuracy at {_short(threats[0])}; {setting(baseline.threat)}"
+    share = baseline.words.share
+    caption = f"Ranked by attacked {share} at {_short(threats[0])}; {baseline.setting}"
     orders = sorted({*(order for run in runs for order in run.orders), 1.0, 2.0, math.inf})
     curves = None
     if drawn:
@@ -136,7 +136,7 @@ def _group(identifier: str, runs: Sequence[Evaluation]) -> Html:
             identifier,
             drawn,
             orders,
-            "attacked accuracy of every run against eps",
+            f"attacked {share} of every run against eps",
             legend,
             _reading(drawn),
             overlay=True,
@@ -148,7 +148,7 @@ def _group(identifier: str, runs: Sequence[Evaluation]) -> Html:
         identifier,
         f"Leaderboard: {_title(runs)}",
         [tag("p", remark, class_="note") for remark in remarks],
-        table(caption, heads, rows, f"Leaderboard, {setting(baseline.threat)}"),
+        table(caption, heads, rows, f"Leaderboard, {baseline.setting}"),
         scatter(runs, threats[0], lambda run: run.name),
         tag("h3", "All curves"),
         tag("p", note, class_="lead"),
@@ -164,7 +164,8 @@ def _shape(run: Evaluation) -> tuple[object, ...]:
 def _title(runs: Sequence[Evaluation]) -> str:
     """Norm and box, and the data if they are one."""
     names = {run.data for run in runs}
-    return setting(runs[0].threat) + (f", {names.pop()[:40]}" if len(names) == 1 else "")
+    task = "" if runs[0].criterion is None else f", {runs[0].words.kept}"
+    return runs[0].setting + task + (f", {names.pop()[:40]}" if len(names) == 1 else "")
 
 
 def _head(title: str, above: str = "", *, text: bool = False) -> Html:
@@ -214,7 +215,8 @@ def same_samples(a: Evaluation, b: Evaluation) -> bool:
     """Whether two runs are on the same samples with the same weights, in the same order, so
     that they can be paired.
     """
-    return a.ids == b.ids and torch.equal(a.y, b.y) and torch.equal(a.mu, b.mu)
+    same = a.ids == b.ids and torch.equal(a.y, b.y) and torch.equal(a.mu, b.mu)
+    return same and same_task(a, b)
 
 
 def _row(

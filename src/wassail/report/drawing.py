@@ -265,7 +265,8 @@ def still(
         parts.append(line_mark("axis", px(eps), bottom, px(eps), bottom + 5))
         parts.append(label_mark(px(eps), bottom + 18, text, "middle"))
     parts.append(line_mark("axis", left, bottom, right, bottom))
-    parts.append(label_mark((left + right) / 2, height - 4, "accuracy in % against eps", "middle"))
+    below_axis = f"{runs[0].words.share} in % against eps"
+    parts.append(label_mark((left + right) / 2, height - 4, below_axis, "middle"))
     where = np.linspace(0, end, 181).tolist()
     for place, run in enumerate(runs):
         curve = run.curve(order)
@@ -298,7 +299,7 @@ def still(
         parts,
         viewBox=f"0 0 {width} {height}",
         role="img",
-        aria_label=f"{head}: accuracy against eps",
+        aria_label=f"{head}: {runs[0].words.share} against eps",
     )
     return tag("div", tag("h3", head), picture)
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wassail.errors import InputError, unknown
+from wassail.evaluation.criterion import Regression
 from wassail.evaluation.run import Evaluation
 from wassail.evaluation.signoff import population_sentence
 from wassail.geometry import distances as distances_between
@@ -36,6 +37,7 @@ from wassail.network import Model
 from wassail.report.card import model_card
 from wassail.report.machine import as_json
 from wassail.report.png import encode, to_uint8
+from wassail.specification import labels_at
 from wassail.threat import Number, Threat, floor_percent, parse_eps, show
 from wassail.transport.allocation import knapsack, threat_knapsack
 from wassail.transport.flips import Flips
@@ -121,16 +123,35 @@ def _bought(run: Evaluation) -> tuple[list[str], list[list[float]]]:
     return titles, columns
 
 
+def _own_columns(run: Evaluation) -> tuple[list[str], list[list[float]]]:
+    """Targets, tolerances and outputs of a run without classes, with their titles."""
+    if run.criterion is None or run.targets is None or run.outputs is None:
+        return [], []
+    kinds = {"target": run.criterion.wanted(run.targets), "output": run.outputs}
+    if isinstance(run.criterion, Regression):
+        kinds["tolerance"] = run.targets[:, run.criterion.outputs :]
+    titles, columns = [], []
+    for kind, values in kinds.items():
+        for place in range(values.shape[1]):
+            titles.append(kind if values.shape[1] == 1 else f"{kind} {place}")
+            columns.append(values[:, place].tolist())
+    return titles, columns
+
+
 def to_csv(run: Evaluation, path: FilePath) -> Export:
     """One line a sample: id, weight, classes, nearest flip, radius, and the share of it that the
     budget of each threat buys.
 
     Numbers are exact (`repr`), `inf` where no flip is known; a flip's class and finder are empty
     where there is none. Ids are text even if they look like a formula to a spreadsheet: `'` stands
-    before =, +, - and @. With others, each threat has two more columns: how often a sample is there
+    before =, +, - and @. Without classes the label is 0, predicted and flip_label are 0 where the
+    sample is right and else the inequality that fails, counted from 1, and targets, outputs and
+    tolerances follow. With others, each threat has two more columns: how often a sample is there
     beside its weight, and what of it moves or changes its label.
     """
     titles, bought = _bought(run)
+    own, numbers = _own_columns(run)
+    titles, bought = [*own, *titles], [*numbers, *bought]
     header = [
         "id",
         "weight",
@@ -300,7 +321,7 @@ def to_pt(
             again = Flips.from_points(
                 model,
                 x,
-                run.y[index],
+                labels_at(run.right, index),
                 honest,
                 run.threat.norm,
                 run.threat.domain,
@@ -329,7 +350,8 @@ def to_pt(
 
 def to_npz(run: Evaluation, path: FilePath) -> Export:
     """The nearest flips as NumPy arrays: x_adv `(N, *shape)` float32, the sample where there is
-    none; distances, labels, y, predicted, ids `(N,)`.
+    none; distances, labels, y, predicted, ids `(N,)`; without classes targets (and tolerances) and
+    outputs, `(N, W)` and `(N, K)`.
 
     Written block by block: memory does not grow with the number of samples. Needs no pickle to
     read.
@@ -347,6 +369,8 @@ def to_npz(run: Evaluation, path: FilePath) -> Export:
         "labels": run.labels.numpy(),
         "y": run.y.numpy(),
         "predicted": run.predicted.numpy(),
+        **({} if run.targets is None else {"targets": run.targets.numpy()}),
+        **({} if run.outputs is None else {"outputs": run.outputs.numpy()}),
         "ids": np.array(names, dtype=np.str_),
     }
     with saving(path) as file, zipfile.ZipFile(file, "w") as archive:
@@ -422,7 +446,7 @@ def _images(
     low, high = run.threat.domain
     wanted = (run.distances > 0) & torch.isfinite(run.distances)
     for index, x, moved in _blocks(run, wanted):
-        y = run.y[index]
+        y = labels_at(run.right, index)
         labels = run.labels[index]
         state = ["unchecked"] * len(index)
         if model is not None:

@@ -40,6 +40,22 @@ def changes(about: Mapping[str, Any], sample: Tensor, flip: Tensor) -> Html | No
     return tag("ul", items, class_="detail") if items else None
 
 
+def feature_ranges(about: Mapping[str, Any], sample: Tensor) -> Tensor | None:
+    """The range of each feature as the model gets it, `(F,)`, to draw all of them on one scale;
+    None where they have no boxes of their own.
+
+    Args:
+        about: what a run records of its data: `low`, `high` and `scale`.
+        sample: `(F,)`.
+    """
+    kept = [about.get(key) for key in ("low", "high", "scale")]
+    if sample.ndim != 1 or not all(isinstance(part, list) for part in kept):
+        return None
+    low, high, scale = (_numbers(part, sample.numel(), 1.0) for part in kept)
+    found = ((high - low) / scale).to(sample.dtype)
+    return torch.where(torch.isfinite(found) & (found > 0), found, 1.0)
+
+
 def _numbers(given: Any, size: int, default: float) -> Tensor:
     """Numbers of a run, one for each feature; the default where they are not that."""
     plain = isinstance(given, Sequence) and len(given) == size

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from wassail.report.budget import class_name
-from wassail.report.features import changes
+from wassail.report.budget import class_name, way_name
+from wassail.report.features import changes, feature_ranges
 from wassail.report.html import BYTES, FOLDED, Html, length, name, section, tag
 from wassail.report.png import encode
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 STRIP = 1024  # numbers that still make a readable strip
 SMOOTHED = 6  # pixels of a side from which a change in linf is averaged
+FEW = 3  # targets that are shown
 SEEN = 0.01  # of the largest change: less is called no move
 
 
@@ -34,15 +35,20 @@ def fragile_panel(run: Evaluation, count: int) -> Html | None:
         return None
     samples, flips = run.images(chosen)
     fold, note = _layout(tuple(samples.shape[1:]), len(chosen))
+    ranges = feature_ranges(run.info.get("data", {}), samples[0])
     low, high = run.threat.domain or _range(samples, flips)
+    if ranges is not None:
+        low, high = 0.0, 1.0
     shape = (0, 0) if fold is None else tuple(fold(samples[0]).shape[-2:])
     size = window(shape) if run.threat.norm == math.inf else 1
     items = []
     for place, i in enumerate(chosen):
         pictures = None
         if fold is not None:
-            pictures = _triple(fold(samples[place]), fold(flips[place]), low, high, size)
-        change = (class_name(run, int(run.y[i])), " → ", class_name(run, int(run.labels[i])))
+            pair = (samples[place], flips[place])
+            pair = pair if ranges is None else (pair[0] / ranges, pair[1] / ranges)
+            pictures = _triple(fold(pair[0]), fold(pair[1]), low, high, size)
+        change = _change(run, i)
         method = run.methods[int(run.found_by[i])] if run.methods else "unknown"
         found = (f"distance {length(float(run.distances[i]))}, by ", name(method, 30))
         moved = spread(flips[place] - samples[place])
@@ -54,12 +60,34 @@ def fragile_panel(run: Evaluation, count: int) -> Html | None:
         ]
         items.append(tag("li", pictures, tag("p", change, class_="change"), lines))
     lead = (
-        f"The {len(chosen)} correct samples with the nearest flips, the nearest first: label, "
-        "then the class predicted at the "
-        "flip. In the third picture grey is no change, and the change is enlarged by the factor "
+        f"The {len(chosen)} correct samples with the nearest flips, the nearest first: "
+        f"{_changes_text(run)} In the third picture grey is no change, and the change is enlarged "
+        "by the factor "
         f"below it. {smoothed_text(size)}{note}"
     )
     return section("fragile", "Most fragile samples", tag("ol", items, class_="samples"), lead=lead)
+
+
+def _change(run: Evaluation, i: int) -> tuple[object, ...]:
+    """What a flip changes: the class, or which way a prediction fails."""
+    if run.criterion is None:
+        return class_name(run, int(run.y[i])), " → ", class_name(run, int(run.labels[i]))
+    assert run.targets is not None and run.outputs is not None
+    wanted, said = run.criterion.wanted(run.targets)[i], run.outputs[i]
+    told = f"{_few(wanted)}, predicted {_few(said)}"
+    return told, " → ", way_name(run, int(run.labels[i]))
+
+
+def _few(values: Tensor) -> str:
+    """The first numbers of a row."""
+    shown = ", ".join(f"{value:.4g}" for value in values[:FEW].tolist())
+    return shown + (", ..." if len(values) > FEW else "")
+
+
+def _changes_text(run: Evaluation) -> str:
+    if run.criterion is None:
+        return "label, then the class predicted at the flip."
+    return "target, prediction at the sample, then how it fails at the flip."
 
 
 def _range(*tensors: Tensor) -> tuple[float, float]:

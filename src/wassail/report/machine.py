@@ -20,6 +20,7 @@ from wassail.evaluation.signoff import (
     others_population,
     population_sentence,
 )
+from wassail.evaluation.units import units_text
 from wassail.threat import Threat
 from wassail.transport.curve import RiskCurve
 from wassail.writing import without_folders
@@ -47,6 +48,8 @@ def as_json(
         "classes": numbers_of(run.classes),
         "headline": run.headline,
         "clean": _number(run.clean),
+        "task": _task(run),
+        "units": units_text(run.info.get("data"), run.threat),
         "threats": [_threat(run, threat, run.curve(threat.order)) for threat in run.threats],
         "others": _others(run) if run.others else None,
         "population": population_sentence(run, CONFIDENCE),
@@ -111,6 +114,14 @@ def as_junit(
         text = "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in told)
         lines.append(f"  <system-out>{escape(text)}</system-out>")
     return "\n".join([*lines, "</testsuite>", ""])
+
+
+def _task(run: Evaluation) -> dict[str, Any] | None:
+    """What right means where there are no classes."""
+    if run.criterion is None:
+        return None
+    error = {} if run.mean_error is None else {"mean_error": _number(run.mean_error)}
+    return {**run.criterion.config, "right": run.words.kept, **error}
 
 
 def _others(run: Evaluation) -> dict[str, Any]:

@@ -67,6 +67,9 @@ PANELS: list[tuple[str, str, Callable[[Evaluation, View], Html | None]]] = [
 """The panels of the page in their order: key, title, and what makes it; None leaves it out."""
 
 
+TITLES = {"classes": "Targets"}  # of panels of a run without classes
+
+
 def write_report(
     run: Evaluation,
     path: str | PathLike[str],
@@ -95,6 +98,8 @@ def report(
     """The page of `write_report` as text."""
     view = View(fragile, verified)
     parts = [(key, title, panel(run, view)) for key, title, panel in PANELS]
+    if run.criterion is not None:
+        parts = [(key, TITLES.get(key, title), panel) for key, title, panel in parts]
     shown = [part for part in parts if part[2] is not None]
     attacked = run.curve(run.threat.order)(run.threat.eps)[1]
     title = f"{attacked_percent(attacked)} · {run.name[:LONG]} on {run.data[:LONG]} · wassail"

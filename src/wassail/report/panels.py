@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from wassail.evaluation.conditions import conditions
-from wassail.evaluation.signoff import independent, of_class
+from wassail.evaluation.criterion import Regression
+from wassail.evaluation.signoff import independent, of_rows
 from wassail.report.budget import class_name
 from wassail.report.drawing import label_mark, line_mark, plot, rect_mark, ticks, unit_of
 from wassail.report.html import (
@@ -27,7 +28,6 @@ from wassail.report.html import (
     percent,
     proved,
     section,
-    setting,
     spell,
     table,
     tag,
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from wassail.threat import Threat
 
 BINS = 40
+QUARTERS = 4  # parts of the targets of a regression
 
 
 def unverified(verified: Verification | None) -> Html:
@@ -108,13 +109,16 @@ def head_panel(run: Evaluation, verified: Verification | None) -> Html:
     value = "–" if math.isnan(attacked) else ceil_percent(attacked)
     big = tag(
         "p",
-        tag("span", "robust accuracy is at most", class_="most"),
+        tag("span", _most(run), class_="most"),
         tag("span", value, tag("span", " %", class_="unit"), class_="number"),
         class_="big",
     )
+    clean = "Clean accuracy" if run.criterion is None else "On the data as they are"
     facts: list[tuple[str, object, str]] = [
-        ("Clean accuracy", percent(run.clean), _interval(run.clean_interval))
+        (clean, percent(run.clean), _interval(run.clean_interval))
     ]
+    if run.mean_error is not None:
+        facts.append(("Mean absolute error", f"{run.mean_error:.4g}", "on the data as they are"))
     pooled = next((row for row in run.best if row.threat == threat), None)
     if pooled is not None:
         facts.append(("Attacked", attacked_percent(attacked), _interval(pooled.interval)))
@@ -134,6 +138,13 @@ def head_panel(run: Evaluation, verified: Verification | None) -> Html:
         + unverified(verified)
         + _bracket(run, certified, attacked)
     )
+
+
+def _most(run: Evaluation) -> str:
+    """What the large number is."""
+    if run.criterion is None:
+        return "robust accuracy is at most"
+    return f"under the worst shift {run.words.kept}: at most"
 
 
 def _facts(facts: Sequence[tuple[str, object, str]]) -> Html:
@@ -177,7 +188,9 @@ def _bracket(run: Evaluation, certified: float, attacked: float) -> Html:
         (
             "certified",
             proved(certified),
-            "proved: every distribution in the ball keeps this much correct",
+            "proved: every distribution in the ball keeps this much correct"
+            if run.criterion is None
+            else f"proved: in every distribution of the ball so much {run.words.stays}",
         ),
         ("band", percent(attacked - certified), "not known: neither proved nor attacked"),
         (
@@ -197,13 +210,13 @@ def _bracket(run: Evaluation, certified: float, attacked: float) -> Html:
     note = (
         None
         if run.radii is not None
-        else "Nothing was certified in this run: the truth lies between 0 and the attacked "
-        "accuracy."
+        else "Nothing was certified in this run: the truth lies between 0 and the attacked figure."
     )
+    figure = "robust accuracy" if run.criterion is None else f"the {run.words.share}"
     caption = (
-        "What the bracket means: an attack gives an upper bound on robust accuracy, a "
+        f"What the bracket means: an attack gives an upper bound on {figure}, a "
         "certificate a lower one, and the truth "
-        f"lies between the two, for this threat ({run.threat}) and these samples."
+        f"lies between the two, for this threat ({run.told(run.threat)}) and these samples."
     )
     return tag(
         "figure", picture, tag("ul", items), tag("figcaption", caption, " ", note), class_="bracket"
@@ -288,9 +301,10 @@ def curve_panel(run: Evaluation) -> Html | None:
         "noscript",
         tag("p", "Scripts are off: every order is drawn, and nothing moves.", class_="note"),
     )
-    lead = "Robust accuracy over every budget eps, from one set of distances."
+    share = run.words.share
+    lead = f"Robust {share} over every budget eps, from one set of distances."
     shown = plot(
-        "sandwich", [run], orders, "certified and attacked accuracy against eps", legend, reading
+        "sandwich", [run], orders, f"certified and attacked {share} against eps", legend, reading
     )
     return section("curve", "Both curves", noscript, shown, lead=lead)
 
@@ -306,7 +320,7 @@ def attacks_panel(run: Evaluation) -> Html | None:
         "Attack",
         "p",
         "eps",
-        "Accuracy",
+        "Accuracy" if run.criterion is None else "Right",
         "95 % interval",
         tag("th", "0 to 100 %", scope="col", data_fixed=True),
         "Spent",
@@ -315,9 +329,9 @@ def attacks_panel(run: Evaluation) -> Html | None:
         "Time",
     ]
     lead = (
-        "A lower accuracy is a stronger attack. Spent: what the flips cost, as a share of eps; "
-        "points that moved and flipped "
-        "nothing are left out, the accuracy is the same without them. Passes: forward and "
+        f"A lower {run.words.share} is a stronger attack. Spent: what the flips cost, as a share "
+        "of eps; points that moved and flipped "
+        "nothing are left out, the figure is the same without them. Passes: forward and "
         "backward, the mean over samples "
         "that were correct to begin with. Flipped: of those. A search that serves several "
         "threats shows its time once. All "
@@ -326,7 +340,7 @@ def attacks_panel(run: Evaluation) -> Html | None:
     return section(
         "attacks",
         "Attacks",
-        table(f"All threats: {setting(run.threat)}", heads, rows, "Table of attacks"),
+        table(f"All threats: {run.setting}", heads, rows, "Table of attacks"),
         lead=lead,
     )
 
@@ -511,20 +525,40 @@ def certificate_panel(run: Evaluation) -> Html | None:
     )
 
 
+def parts_of(run: Evaluation) -> list[tuple[Html, Tensor]]:
+    """The samples in parts that are looked at on their own, each with its name: classes, quarters
+    of the targets of a regression, both values of one label; none for several outputs.
+    """
+    if run.criterion is None:
+        labels = torch.unique(run.y).tolist()
+        return [(class_name(run, label), run.y == label) for label in labels]
+    if run.targets is None or run.criterion.outputs > 1 or not len(run):
+        return []
+    target = run.criterion.wanted(run.targets)[:, 0].contiguous()
+    if not isinstance(run.criterion, Regression):
+        return [(name(f"label {v:g}"), target == v) for v in torch.unique(target).tolist()]
+    ends = torch.quantile(target, torch.linspace(0, 1, QUARTERS + 1, dtype=torch.float64))
+    place = torch.bucketize(target, torch.unique(ends[1:-1]), right=True)
+    found = [place == k for k in torch.unique(place).tolist()]
+    return [
+        (name(f"{float(target[mine].min()):.4g} to {float(target[mine].max()):.4g}"), mine)
+        for mine in found
+    ]
+
+
 def classes_panel(run: Evaluation) -> Html | None:
     """Each class on its own: how many samples, clean, and what the pooled allocation leaves of
-    it at the headline's threat.
+    it at the headline's threat. Of a regression, each quarter of the targets.
     """
-    if not len(run):
+    parts = parts_of(run) if len(run) else []
+    if not parts:
         return None
     bought = knapsack(run.distances, run.threat.eps, run.threat.order, run.mu)
     correct = run.distances > 0
     kept = correct * (1 - bought)
     sure = run.radii is not None and independent(run)
-    classes = len(torch.unique(run.y))
     rows = []
-    for label in torch.unique(run.y).tolist():
-        mine = run.y == label
+    for title, mine in parts:
         mass = float(run.mu[mine].sum())
         clean, robust = (
             float((run.mu[mine] * share[mine]).sum()) / mass if mass else math.nan
@@ -533,7 +567,7 @@ def classes_panel(run: Evaluation) -> Html | None:
         reached = run.distances[mine & correct]
         middle = float(reached.quantile(0.5, interpolation="higher")) if len(reached) else math.nan
         cells = [
-            tag("th", class_name(run, label), scope="row"),
+            tag("th", title, scope="row"),
             number_cell(f"{int(mine.sum()):,}", float(mine.sum())),
             number_cell(percent(clean), clean),
             number_cell(attacked_percent(robust), robust),
@@ -541,10 +575,11 @@ def classes_panel(run: Evaluation) -> Html | None:
             number_cell(length(middle), 1e300 if middle == math.inf else middle),
         ]
         if sure:
-            cells.append(_all_of_class(run, label, classes))
+            cells.append(_all_of_part(run, mine, len(parts)))
         rows.append(tag("tr", cells))
+    word = "Class" if run.criterion is None else "Target"
     heads = [
-        "Class",
+        word,
         "N",
         "Clean",
         "Robust",
@@ -552,32 +587,41 @@ def classes_panel(run: Evaluation) -> Html | None:
         "Median distance",
         *(["All inputs, at least"] if sure else []),
     ]
+    named = classes_text(run.classes, run.info.get("data") or {}, len(run.classes or ()))
+    caption = f"{len(rows)} classes occur" if run.criterion is None else "By the target"
+    shown = table(caption, heads, rows, "Table of classes")
+    return section(
+        "classes",
+        "Classes" if run.criterion is None else "Targets",
+        None if named is None else tag("p", named),
+        shown,
+        lead=_parts_text(run, sure),
+    )
+
+
+def _parts_text(run: Evaluation, sure: bool) -> str:
+    """What the table of classes, or of targets, shows."""
+    one, many = ("class", "classes") if run.criterion is None else ("part", "parts")
+    correct = "correct" if run.criterion is None else run.words.kept
     lead = (
-        f"Robust: the share of the class that the worst distribution found for {run.threat} "
-        "leaves correct. The budget is "
-        "spent where flips are near, so classes pay unequally; over all samples it is the "
+        f"Robust: the share of the {one} that the worst distribution found for "
+        f"{run.told(run.threat)} leaves {correct}. The budget is "
+        f"spent where flips are near, so {many} pay unequally; over all samples it is the "
         "headline. Median distance: of the "
         "samples that are correct to begin with."
     )
     if sure:
         lead += (
-            " All inputs: with 95 % confidence for all classes together, so much of each class is "
-            "certified at the headline's eps, which each class may then spend on its own."
+            f" All inputs: with 95 % confidence for all {many} together, so much of each {one} is "
+            f"certified at the headline's eps, which each {one} may then spend on its own."
         )
-    named = classes_text(run.classes, run.info.get("data") or {}, len(run.classes or ()))
-    return section(
-        "classes",
-        "Classes",
-        None if named is None else tag("p", named),
-        table(f"{len(rows)} classes occur", heads, rows, "Table of classes"),
-        lead=lead,
-    )
+    return lead
 
 
-def _all_of_class(run: Evaluation, label: int, classes: int) -> Html:
-    """What is certified of all inputs of one class; the confidence is shared among the classes."""
-    curve = of_class(run, run.threat.order, label)
-    low = curve.population(1 - 0.05 / classes)(run.threat.eps)[0]
+def _all_of_part(run: Evaluation, mine: Tensor, parts: int) -> Html:
+    """What is certified of all inputs of one part; the confidence is shared among the parts."""
+    curve = of_rows(run, run.threat.order, mine)
+    low = curve.population(1 - 0.05 / parts)(run.threat.eps)[0]
     return number_cell(proved(low), low)
 
 
@@ -614,7 +658,7 @@ def provenance_panel(run: Evaluation) -> Html:
     facts = [
         ("model", run.name),
         ("data", f"{run.data}, {len(run):,} samples"),
-        ("threats", f"{orders}; {setting(run.threat)}"),
+        ("threats", f"{orders}; {run.setting}"),
     ]
     info = {key: shown(value) for key, value in run.info.items()}
     command = info.get("command")

@@ -41,8 +41,9 @@ def passes_panel(run: Evaluation) -> Html | None:
         if len(distances)
     ]
     lead = (
-        f"Accuracy over {run.threat} that each attack reaches, against the forward and backward "
-        "passes that it took for a sample that was correct to begin with. Lower and further left "
+        f"{run.words.share.capitalize()} over {run.told(run.threat)} that each attack reaches, "
+        "against the forward and backward passes that it took for a sample that was correct to "
+        "begin with. Lower and further left "
         "is better."
     )
     if line:

@@ -10,6 +10,7 @@ from wassail.evaluation.conditions import conditions
 from wassail.evaluation.result import Row
 from wassail.evaluation.run import Evaluation
 from wassail.evaluation.signoff import others_population, population_sentence
+from wassail.evaluation.units import units_text
 from wassail.network import versions
 from wassail.report.landmarks import LEAD
 from wassail.report.landmarks import terminal_table as landmarks_table
@@ -24,21 +25,27 @@ from wassail.zoo.classes import classes_text
 DEFINITIONS = """\
 Omega_p: all distributions within Wasserstein-p distance eps of the data; at order inf every sample
 may move by eps.
-accuracy: mass of the adversarial distribution that is classified correctly, rounded up; a tie is an
-error. Lower = stronger. WDA moves the share 1/kappa of every sample by up to kappa^(1/p) eps.
+{share}: mass of the adversarial distribution that is {kept}, rounded up;
+{tie}. Lower = stronger. WDA moves the share 1/kappa of every sample by up to kappa^(1/p) eps.
 WDA++, nearest and other attacks for the nearest flip spend the budget on the nearest flips first;
 nearest is our engine, WDA++ the paper's. W-PGD moves all samples at once. Attacks with a ball for
 every sample (APGD, AutoAttack, A3, ...) answer Omega_inf; pooled, their flips serve all.
 spent: what the flips cost, as a share of eps. Points that moved and flipped nothing are left out:
-the accuracy is the same without them (Distribution.spent; Distribution.cost counts them).
+the {share} is the same without them (Distribution.spent; Distribution.cost counts them).
 F + B: forward and backward passes, mean per sample that was correct to begin with.
 95 %: interval for all inputs that the samples were drawn from; its coverage is guaranteed."""
 SANDWICH_DEFINITIONS = """\
-certified: proved. Every distribution in Omega_p(eps) has at least this accuracy, because no point
-within a sample's radius is misclassified; rounded down.
+certified: proved. Every distribution in Omega_p(eps) has at least this {share}, because no point
+within a sample's radius is {wrong}; rounded down.
 attacked: all attacks pooled. The truth lies between the two.
 gap: what is not known, in percentage points; largest: over all eps.
-50 % at eps: accuracy falls to one half somewhere between these two budgets."""
+50 % at eps: the {share} falls to one half somewhere between these two budgets."""
+
+
+def defined(run: Evaluation, text: str) -> str:
+    """Definitions in the words of a run."""
+    words = run.words
+    return text.format(share=words.share, kept=words.kept, wrong=words.wrong, tie=words.tie)
 
 
 def console() -> Any:
@@ -69,13 +76,19 @@ def print_evaluation(run: Evaluation) -> None:
             out.print(f"[bold]{finding.level}[/bold]: {_plain(finding.text)}")
     out.print(
         f"[bold]{_plain(run.headline)}[/bold] (clean {100 * run.clean:.2f} "
-        f"%):\n{_plain(run.definition)}"
+        f"%{_error(run)}):\n{_plain(run.definition)}"
     )
     shown = (*conditions(run), sentence, advice(run), run.others_sentence, others_population(run))
     for text in shown:
         if text is not None:
             out.print(_plain(text))
     out.print(f"[dim]{_plain(made(run))}[/dim]")
+
+
+def _error(run: Evaluation) -> str:
+    """The mean error of a regression beside its clean figure."""
+    error = run.mean_error
+    return "" if error is None else f", mean absolute error {error:.4g}"
 
 
 def print_landmarks(run: Evaluation) -> None:
@@ -87,7 +100,9 @@ def print_landmarks(run: Evaluation) -> None:
 
 def where(run: Evaluation) -> str:
     """Model, data and threat in one line."""
+    units = units_text(run.info.get("data"), run.threat)
     box = box_text(run.threat.domain)
+    box = box if units is None else f"eps {show(run.threat.eps)} = {units}"
     budgets = ", ".join(show(eps) for eps in dict.fromkeys(threat.eps for threat in run.threats))
     return (
         f"{run.name} on {len(run)} samples of {run.data}, l{run.threat.norm:g}, eps "
@@ -103,7 +118,8 @@ def made(run: Evaluation) -> str:
 
 
 def _print_attacks(run: Evaluation) -> None:
-    table = _table("attack", "over", ("accuracy %", "95 %", "spent", "F + B", "time s"))
+    share = "accuracy %" if run.criterion is None else "right %"
+    table = _table("attack", "over", (share, "95 %", "spent", "F + B", "time s"))
     table.add_row(
         "none (clean)",
         "data",
@@ -150,7 +166,7 @@ def _print_attacks(run: Evaluation) -> None:
     out = console()
     out.print(f"[bold]{_plain(where(run))}[/bold]")
     out.print(table)
-    out.print(DEFINITIONS)
+    out.print(_plain(defined(run, DEFINITIONS)))
 
 
 def _print_sandwich(run: Evaluation) -> None:
@@ -177,7 +193,7 @@ def _print_sandwich(run: Evaluation) -> None:
     out = console()
     out.print(f"[bold]From both sides[/bold] (radii by {_plain(how)}, {exact}{spent})")
     out.print(table)
-    out.print(SANDWICH_DEFINITIONS)
+    out.print(_plain(defined(run, SANDWICH_DEFINITIONS)))
 
 
 def _table(first: str, second: str | None, rest: tuple[str, ...]) -> Any:

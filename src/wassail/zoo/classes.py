@@ -13,6 +13,7 @@ from torch import Tensor
 from wassail.errors import InputError, remedies
 from wassail.losses import predict
 from wassail.network import BATCH_SIZE, Model, Network, as_taken, device_of, first_logits, frozen
+from wassail.specification import Specification
 from wassail.zoo.files import ALPHABETICAL, CLASS_NAMES
 from wassail.zoo.samples import Data
 
@@ -101,7 +102,7 @@ def numbers_of(classes: Sequence[str] | None) -> dict[str, int] | None:
     return None if classes is None else {name: number for number, name in enumerate(classes)}
 
 
-def check_match(model: Model, data: Data) -> None:
+def check_match(model: Model, data: Data, numbers: bool = False) -> None:
     """Refuse samples that a model does not take, and class names in alphabetical order where that
     cannot be the order of the model: it has another number of classes, or is right less often than
     by chance.
@@ -109,12 +110,14 @@ def check_match(model: Model, data: Data) -> None:
     Args:
         model: a callable from a batch to logits.
         data: with labels of any kind.
+        numbers: whether they are numbers, and one output of the model is enough; default False.
     """
     if not len(data):
         return
     first = as_taken(model, data.read(0, FIRST)[0])
+    goal = Specification(torch.ones(1, 1)) if numbers else None
     with frozen(model):
-        first_logits(model, first.to(device_of(model, first.device)))
+        first_logits(model, first.to(device_of(model, first.device)), goal)
     if data.info.get(CLASS_NAMES) == ALPHABETICAL and data.classes:
         _check_order(model, data, data.classes)
 

@@ -23,6 +23,7 @@ import inspect
 import io
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,9 @@ from wassail.zoo import DATASETS, SPLITS, data_file, factory
 from wassail.zoo import data as builtin_data
 from wassail.zoo.classes import InOrder
 from wassail.zoo.files import (
+    CLASSES,
     Table,
+    Targets,
     find_cifar,
     idx_labels,
     read_cifar,
@@ -57,10 +60,13 @@ __all__ = ["Data", "open_data"]
 FILES: dict[str, Callable[[Path, int | None], Table]] = {
     ".npz": read_npz,
     ".safetensors": read_safetensors,
+}
+"""How a file is read, by its suffix: the path and the number of samples that are wanted."""
+TABLES: dict[str, Callable[[Path, int | None, Targets], Table]] = {
     ".csv": read_csv,
     ".parquet": read_parquet,
 }
-"""How a file is read, by its suffix: the path and the number of samples that are wanted."""
+"""How a table is read, by its suffix: also which columns the targets are."""
 
 
 def open_data(
@@ -70,6 +76,7 @@ def open_data(
     ids: str | Path | None = None,
     preprocessing: str | None = None,
     classes: Sequence[str] | None = None,
+    targets: Targets = CLASSES,
 ) -> Data:
     """The data of that name, the first n samples of them (all if there are fewer).
 
@@ -78,35 +85,72 @@ def open_data(
     such a file). preprocessing: for images in files, by RobustBench's names: "Res256Crop224",
     "BicubicRes256Crop224", "Crop288", "Res224"; "Gray" at the end for one channel. classes: names
     of all classes in the order of the model, class 0 first; by default names are numbered in
-    alphabetical order, over all of the data.
+    alphabetical order, over all of the data. targets: by default classes; numbers are for files,
+    tables and pairs `(x, y)`.
     """
     if n is not None and n < 1:
         raise InputError(f"n is {n}: give a positive number of samples.")
     if isinstance(source, Data):
         found = source
     elif isinstance(source, (str, Path)):
-        found = _named(str(source), n, ids, preprocessing)
+        found = _named(str(source), n, ids, preprocessing, targets)
     elif ids is not None or preprocessing is not None:
         raise InputError(
             "ids and preprocessing are for images in files: choose and transform the samples "
             "before."
         )
     else:
-        found = _given(source, "data in memory" if _is_pair(source) else type(source).__name__, n)
+        name = "data in memory" if _is_pair(source) else type(source).__name__
+        found = _given(source, name, n, targets)
     found = found if n is None or n >= len(found) else _First(found, n)
     return found if classes is None else InOrder(found, classes)
 
 
-def _named(name: str, n: int | None, ids: str | Path | None, preprocessing: str | None) -> Data:
+def _named(
+    name: str,
+    n: int | None,
+    ids: str | Path | None,
+    preprocessing: str | None,
+    targets: Targets,
+) -> Data:
     path = Path(name)
     own = (
         factory.is_call(name) and not path.exists() and not name.startswith("hf:")
     )  # errors of the user's code stay as they are
     with contextlib.nullcontext() if own else reading(name):
-        found = _opened(name, path, n, ids, preprocessing)
+        if targets == CLASSES:
+            found = _opened(name, path, n, ids, preprocessing)
+        else:
+            found = _with_targets(name, path, n, targets)
     if not len(found):
         raise InputError(f"{name!r} holds no samples: give data with at least one.")
     return found
+
+
+def _with_targets(name: str, path: Path, n: int | None, targets: Targets) -> Data:
+    """A file with targets that are numbers, or that stand in columns with names of their own."""
+    if path.suffix in TABLES:
+        return ArrayData(name, TABLES[path.suffix](path, n, targets))
+    if targets.columns or targets.aside:
+        raise InputError(
+            f"{', '.join((*targets.columns, *targets.aside))} should be columns of {name!r}, which "
+            "is no table: give a .csv or .parquet file."
+        )
+    if path.suffix in FILES:
+        return ArrayData(name, replace(FILES[path.suffix](path, n), numbers=True))
+    if factory.is_call(name) and not path.exists():
+        return _given(factory.call(name, "data").value, name, n, targets)
+    raise InputError(
+        f"{name!r} has classes: targets that are numbers are read from .npz, .safetensors, .csv "
+        "and .parquet files and from module:factory."
+    )
+
+
+def _file(path: Path, n: int | None) -> Table:
+    """Samples and classes out of a file."""
+    if path.suffix in TABLES:
+        return TABLES[path.suffix](path, n, CLASSES)
+    return FILES[path.suffix](path, n)
 
 
 def _opened(
@@ -118,8 +162,8 @@ def _opened(
         found = _builtin(name)
     elif name.startswith("hf:") or (path.is_dir() and _is_saved(path)):
         return _huggingface(name, n, preprocessing)
-    elif path.suffix in FILES:
-        found = ArrayData(name, FILES[path.suffix](path, n))
+    elif path.suffix in (*FILES, *TABLES):
+        found = ArrayData(name, _file(path, n))
     elif idx_labels(path) is not None:
         found = ArrayData(name, read_idx(path, n))
     elif path.exists() and (cifar := find_cifar(path)) is not None:
@@ -132,7 +176,7 @@ def _opened(
         return ImageFolder(name, n, ids, preprocessing)
     elif factory.is_call(name) and not path.exists():
         made = factory.call(name, "data")
-        found = _given(made.value, name, n)
+        found = _given(made.value, name, n, CLASSES)
         if made.file is not None:
             found.info = {**found.info, "files": {made.file.name: sha256(made.file)}}
     elif path.exists() or path.suffix or "/" in name:
@@ -152,14 +196,14 @@ def _opened(
     return found
 
 
-def _given(source: Any, name: str, n: int | None) -> Data:
+def _given(source: Any, name: str, n: int | None, targets: Targets) -> Data:
     """What was made in Python: a pair, a Dataset or a DataLoader."""
     from torch.utils.data import DataLoader, IterableDataset
 
     if isinstance(source, Data):
         return source
     if is_frame(source):
-        found = ArrayData("data frame", from_frame(source, "data frame"))
+        found = ArrayData("data frame", from_frame(source, "data frame", targets=targets))
         found.info = {**found.info, "sha256": _digest(found)}
         return found
     if _is_pair(source):
@@ -170,9 +214,15 @@ def _given(source: Any, name: str, n: int | None) -> Data:
         x, y = (
             part.detach().cpu() if isinstance(part, Tensor) else np.asarray(part) for part in source
         )
-        found = ArrayData(name, Table(x, y, {"source": "arrays", **named}))
+        about = {"source": "arrays", **named}
+        found = ArrayData(name, Table(x, y, about, numbers=targets.numbers))
         found.info = {**found.info, "sha256": _digest(found)}
         return found
+    if targets.numbers:
+        raise InputError(
+            f"{name} gives one item at a time: for targets that are numbers give a pair (x, y), a "
+            "data frame or a file."
+        )
     if isinstance(source, DataLoader):
         return _loader(source, name, n)
     if isinstance(source, IterableDataset):
@@ -276,7 +326,7 @@ def _loader(loader: DataLoader[Any], name: str, n: int | None) -> Data:
         )
     )
     if plain:
-        return _given(loader.dataset, name, n)
+        return _given(loader.dataset, name, n, CLASSES)
     order = "as the loader yielded them, fixed when first read"
     return _spooled(loader, name, n, order, single=loader.batch_size is None and batches is None)
 

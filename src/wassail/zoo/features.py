@@ -11,8 +11,9 @@ outside becomes a flip inside at most as far away, and the nearest flip is the s
 (`top_i` is rounded to float32, so a feature may pass `high_i` by a part of 1e-7.)
 
 A feature that may not move has `scale_i = 0`. Its range is then `HELD` times as wide as the widest
-of the others: within a distance d it moves by less than d / 4096 of its range, which certificates
-cover. `evaluate` puts it back to its value in every flip, and looks again whether it is one.
+of the others: within a distance d it moves by less than d / 4096 of its range. `evaluate` freezes
+it for searches and proofs (`own_boxes`), puts it back to its value in every flip, and looks again
+whether it is one.
 """
 
 from __future__ import annotations
@@ -25,14 +26,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wassail.errors import InputError
+from wassail.errors import InputError, remedies
 from wassail.network import Model, as_taken
-from wassail.threat import Boxes
+from wassail.threat import Boxes, Domain, boxes_of
 from wassail.zoo.files import Table
 from wassail.zoo.samples import ArrayData, Data
 from wassail.zoo.source import Source
 from wassail.zoo.tables import frame_values, is_frame
 
+NO_OWN_BOXES = (
+    "evaluate has no boxes of samples yet: give one for each feature, or use ws.nearest and "
+    "ws.radii."
+)
 HELD = 4096.0  # the range of a feature that may not move, in ranges of the widest that may
 
 
@@ -126,7 +131,7 @@ class Features:
                 f"[{float(self.low[column]):g}, {float(self.high[column]):g}]: widen the box or "
                 "remove the sample."
             )
-        self._no_one_hot(x)
+        refuse_one_hot(x, self.names, (self.high > self.low) & ~self.fixed)
         z = ((x - self.low) / self.scale).to(dtype)
         return torch.minimum(z, self._top.to(dtype))
 
@@ -153,12 +158,14 @@ class Features:
 
         Args:
             x: samples in original units, `(N, F)`.
-            y: labels, `(N,)`.
+            y: labels, `(N,)`; or targets in floats, `(N,)` or `(N, K)`.
             name: what to call the data; default "features".
             options: `dtype`, see `encode`.
         """
         about = {"source": "features", **self.about}
-        return ArrayData(name, Table(self.encode(x, **options), torch.as_tensor(y), about))
+        y = torch.as_tensor(y)
+        table = Table(self.encode(x, **options), y, about, numbers=y.is_floating_point())
+        return ArrayData(name, table)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -180,16 +187,47 @@ class Features:
                 f"{', '.join(self.names[:6])}: give the same ones in the same order."
             )
 
-    def _no_one_hot(self, x: Tensor) -> None:
-        """Refuse columns of zeros and ones of which exactly one is 1."""
-        binary = ((x == 0) | (x == 1)).all(0) & (self.high > self.low)
-        if len(x) > 1 and int(binary.sum()) > 1 and bool((x[:, binary].sum(1) == 1).all()):
-            some = [name for name, hot in zip(self.names, binary.tolist()) if hot][:4]
-            raise InputError(
-                f"{', '.join(some)} look like a one-hot group: half of a category is no input, so "
-                "a norm says nothing about them; evaluate each category on its own, without these "
-                "columns."
-            )
+
+def refuse_one_hot(x: Tensor, names: Sequence[str], free: Tensor) -> None:
+    """Refuse columns of zeros and ones of which exactly one is 1, if they may move.
+
+    Args:
+        x: samples `(N, F)`.
+        names: of the features.
+        free: bool `(F,)`, which may move.
+    """
+    binary = ((x == 0) | (x == 1)).all(0) & free
+    some = binary.nonzero()[:, 0].tolist()
+    group = some if len(x) > 1 and len(some) > 1 and _one_each(x, some) else []
+    for first in range(len(some) if len(x) > 1 and not group else 0):
+        for last in range(first + 1, len(some)):
+            columns = some[first : last + 1]
+            if columns[-1] - columns[0] != last - first or bool((x[:, columns].sum(1) > 1).any()):
+                break
+            if _one_each(x, columns):
+                group = columns
+                break
+        if group:
+            break
+    if group:
+        shown = ", ".join(str(names[i]) for i in group[:4])
+        cause = (
+            f"{shown} look like a one-hot group: half of a category is no input, so a norm says "
+            "nothing about them"
+        )
+        raise remedies(
+            cause,
+            "hold them with immutable=[...], which leaves the category as it is, or evaluate each "
+            "category on its own, without these columns",
+            "hold them with --immutable, which leaves the category as it is, or evaluate each "
+            "category on its own, without these columns",
+        )
+
+
+def _one_each(x: Tensor, columns: Sequence[int]) -> bool:
+    """Whether exactly one of the columns is 1 in each sample, and none of them in all."""
+    part = x[:, list(columns)]
+    return bool((part.sum(1) == 1).all()) and bool((part.sum(0) < len(x)).all())
 
 
 def _numbers(values: Any, name: str) -> Tensor:
@@ -228,6 +266,24 @@ class Rescaled(nn.Module):
         return out
 
 
+def own_boxes(model: Model, x: Tensor, domain: Domain) -> Domain:
+    """The box of each feature of each sample in which a search or a proof may move, where some
+    features may not: those are frozen. For a model without such features the domain as it is.
+
+    Args:
+        model: perhaps made by `Features.model`.
+        x: samples in its variable, `(N, F)`.
+        domain: the one box of all features.
+    """
+    held = getattr(model, "held", None)
+    if not isinstance(model, Rescaled) or not isinstance(held, Tensor) or not bool(held.any()):
+        return domain
+    at, held, top = x.detach().cpu().double(), held.cpu(), model.top.cpu().double()
+    low = torch.where(held, at, 0.0)
+    high = torch.where(held, at, top.expand_as(at))
+    return Boxes(low, high)  # type: ignore[return-value]
+
+
 def in_boxes(source: Source, data: Data, box: Boxes) -> tuple[Source, Data, tuple[float, float]]:
     """A model, data and the domain in the variable in which all features have one box.
 
@@ -243,10 +299,7 @@ def in_boxes(source: Source, data: Data, box: Boxes) -> tuple[Source, Data, tupl
         )
     size = data.shape[0]
     if box.low.ndim > 1:
-        raise InputError(
-            "evaluate has no boxes of samples yet: give one for each feature, or use ws.nearest "
-            "and ws.radii."
-        )
+        raise InputError(NO_OWN_BOXES)
     if len(box.low) not in (1, size):
         raise InputError(f"the box is for {len(box.low)} features and the samples have {size}.")
     names = data.info.get("features") or ()
@@ -257,10 +310,65 @@ def in_boxes(source: Source, data: Data, box: Boxes) -> tuple[Source, Data, tupl
     model = features.model(source.model)
     x, y = data.read(0, len(data))
     taken = as_taken(source.model, x[:1]).dtype if len(x) else x.dtype
-    table = Table(features.encode(x, dtype=taken), y, {**data.info, **features.about}, data.classes)
+    table = Table(
+        features.encode(x, dtype=taken),
+        y,
+        {**data.info, **features.about},
+        data.classes,
+        y.is_floating_point(),
+    )
     info = {key: value for key, value in source.info.items() if key != "weights"}
     made = replace(source, model=model, info=info)  # the run names the weights of this model
     return made, ArrayData(data.name, table), features.domain
+
+
+def with_held(data: Data, domain: Domain, immutable: Sequence[int | str]) -> Boxes:
+    """The boxes of the features with some that may not move.
+
+    Args:
+        data: samples `(N, F)`, perhaps with names of the features.
+        domain: one box for all of them, or a box for each.
+        immutable: names or places of those that may not move.
+    """
+    if len(data.shape) != 1:
+        raise InputError(
+            f"the samples have shape {tuple(data.shape)}: features that may not move are for "
+            "samples of shape (F,)."
+        )
+    if domain is None:
+        raise remedies(
+            "features that may not move need a box for the others",
+            "give domain=(low, high), numbers or one for each feature",
+            "give --domain LOW HIGH or --box FILE, and no --no-box",
+        )
+    if isinstance(immutable, str):
+        raise InputError(f"immutable is {immutable!r}: give a list of names or places.")
+    size = data.shape[0]
+    known = boxes_of(domain)
+    sides = domain if known is None else (known.low, known.high)
+    low, high = (torch.as_tensor(side, dtype=torch.float64).expand(size) for side in sides)
+    scale = high - low if known is None or known.scale is None else torch.tensor(known.scale)
+    units = scale.double().expand(size).clone()
+    names = [str(name) for name in data.info.get("features") or ()]
+    held = [_feature(one, names, size) for one in immutable]
+    units[held] = 0.0
+    if not bool(((units > 0) & (high > low)).any()):
+        raise InputError("no feature may move: leave at least one out of the immutable ones.")
+    return Boxes(low, high, tuple(units.tolist()))
+
+
+def _feature(one: int | str, names: Sequence[str], size: int) -> int:
+    """The place of a feature, by its name or its number."""
+    if isinstance(one, str) and one in names:
+        return list(names).index(one)
+    text = str(one)
+    if (isinstance(one, int) or text.isdecimal()) and 0 <= int(text) < size:
+        return int(text)
+    known = f"one of {', '.join(names[:12])}" + (", ..." if len(names) > 12 else "")
+    raise InputError(
+        f"feature {one!r} may not move, and there is none: give "
+        f"{known + ' or ' if names else ''}a number from 0 to {size - 1}."
+    )
 
 
 def features_of(about: Mapping[str, Any]) -> Features:

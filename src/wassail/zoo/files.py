@@ -54,13 +54,32 @@ class Table:
     """Samples `(N, ...)` and labels `(N,)` as they are in a file.
 
     x, y: anything with `shape` and `dtype` whose slices are arrays or tensors; info: what a run
-    records about them.
+    records about them; numbers: whether y are numbers and not classes, `(N,)` or `(N, K)`.
     """
 
     x: Any
     y: Any
     info: dict[str, Any] = field(default_factory=dict)
     classes: tuple[str, ...] | None = None
+    numbers: bool = False
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the model is to say about a sample, and where that stands.
+
+    Args:
+        numbers: whether they are numbers, of a regression or of several labels, and not classes.
+        columns: of a table; default none, the usual column of labels.
+        aside: columns of a table that are no features.
+    """
+
+    numbers: bool = False
+    columns: tuple[str, ...] = ()
+    aside: tuple[str, ...] = ()
+
+
+CLASSES = Targets()
 
 
 @contextlib.contextmanager

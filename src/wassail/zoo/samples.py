@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wassail.errors import InputError
+from wassail.errors import InputError, remedies
 from wassail.network import CHANNELS, Model, as_taken
 from wassail.zoo.files import Table, one_label_each
 
@@ -39,7 +39,7 @@ class Data(ABC):
     @abstractmethod
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Samples `(n, *shape)` and labels int64 `(n,)` of the places start..stop-1; the same bytes
-        each time.
+        each time. Targets that are numbers are float64 `(n, K)`.
 
         The samples are float32, or float64 if that is how they were given.
         """
@@ -62,16 +62,11 @@ class ArrayData(Data):
                 f"the samples of {name!r} have shape {tuple(self._x.shape)}: a batch has shape "
                 "(N, ...)."
             )
-        if len(self._y.shape) != 1 and tuple(self._y.shape[1:]) != (
-            1,
-        ):  # (N, 1) is how some libraries keep them
-            raise InputError(
-                f"the labels of {name!r} have shape {tuple(self._y.shape)}: give class indices "
-                "of shape (N,)."
-            )
+        self._judge = targets_of if table.numbers else labels_of
+        _check_shape(tuple(self._y.shape), table.numbers, name)
         one_label_each(name, self._x.shape[0], self._y.shape[0])
         self._change, steps = layout(tuple(self._x.shape), _kind(self._x.dtype), name)
-        labels_of(self._y[0:0], name)
+        self._judge(self._y[0:0], name)
         self.info = {**table.info, "preprocessing": steps}
         self.shape = tuple(
             self._change(
@@ -86,7 +81,8 @@ class ArrayData(Data):
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """The rows of the two arrays."""
         start, stop, _ = slice(start, stop).indices(len(self))
-        return self._change(_tensor(self._x[start:stop])), labels_of(self._y[start:stop], self.name)
+        y = self._judge(self._y[start:stop], self.name)
+        return self._change(_tensor(self._x[start:stop])), y
 
 
 class CastData(Data):
@@ -206,7 +202,10 @@ def split_item(item: Any, name: str) -> tuple[Tensor, int]:
         )
     label = np.asarray(pair[1].cpu() if isinstance(pair[1], Tensor) else pair[1])
     if label.size != 1 or label.dtype.kind not in "ui":
-        raise InputError(f"a label of {name!r} is {pair[1]!r}: labels are class indices.")
+        raise InputError(
+            f"a label of {name!r} is {pair[1]!r}: labels are class indices; for a regression or "
+            "several labels give a pair (x, y) or a file."
+        )
     return _tensor(pair[0] if isinstance(pair[0], Tensor) else np.asarray(pair[0])), int(
         labels_of(label, name)
     )
@@ -269,12 +268,47 @@ def _tensor(rows: Any) -> Tensor:
     return torch.from_numpy(np.array(rows, dtype=rows.dtype.newbyteorder("="), order="C"))
 
 
+def _check_shape(shape: tuple[int, ...], numbers: bool, name: str) -> None:
+    """Refuse labels, or targets, of a shape that they cannot have."""
+    if numbers and (len(shape) not in (1, 2) or 0 in shape[1:]):
+        raise InputError(
+            f"the targets of {name!r} have shape {shape}: give (N,) for one output of the model, "
+            "or (N, K) for K of them."
+        )
+    if not numbers and len(shape) != 1 and shape[1:] != (1,):  # (N, 1): some libraries keep them so
+        raise remedies(
+            f"the labels of {name!r} have shape {shape}",
+            "give class indices of shape (N,); for several labels of each sample say where an "
+            "output means yes, with threshold (0 for logits), and for a regression how far off it "
+            "may be, with tolerance",
+            "give class indices of shape (N,); for several labels of each sample say where an "
+            "output means yes, with --threshold (0 for logits), and for a regression how far off "
+            "it may be, with --tolerance",
+        )
+
+
+def targets_of(rows: Any, name: str) -> Tensor:
+    """Targets that are numbers, float64 `(n, K)`, checked."""
+    rows = rows.numpy() if isinstance(rows, Tensor) else np.asarray(rows)
+    if rows.dtype.kind not in "buif":
+        raise InputError(f"the targets of {name!r} are {rows.dtype}: give numbers.")
+    found = torch.from_numpy(rows.astype(np.float64))
+    if not bool(torch.isfinite(found).all()):
+        raise InputError(
+            f"a target of {name!r} is NaN or infinity: remove such samples, or give finite numbers."
+        )
+    return found[:, None] if found.ndim == 1 else found
+
+
 def labels_of(rows: Any, name: str) -> Tensor:
     """Class indices as a tensor, checked."""
     rows = rows.numpy() if isinstance(rows, Tensor) else np.asarray(rows)
     if rows.dtype.kind not in "ui":
-        raise InputError(
-            f"the labels of {name!r} are {rows.dtype}: save class indices as integers."
+        indices = "save class indices as integers, or for a regression say how far off it may be"
+        raise remedies(
+            f"the labels of {name!r} are {rows.dtype}",
+            f"{indices}, with tolerance",
+            f"{indices}, with --tolerance",
         )
     if rows.dtype == np.uint64 and rows.size and rows.max() > np.iinfo(np.int64).max:
         raise InputError(f"a label of {name!r} is {rows.max()}: labels are class indices, 0..K-1.")

@@ -10,14 +10,23 @@ import csv
 import math
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from wassail.errors import InputError, unknown
+from wassail.errors import InputError, remedies, unknown
 from wassail.threat import Boxes, boxes_of, number, parse_domain
-from wassail.zoo.files import ALPHABETICAL, CLASS_NAMES, Table, refuse_bomb, small_arrays
+from wassail.zoo.files import (
+    ALPHABETICAL,
+    CLASS_NAMES,
+    CLASSES,
+    Table,
+    Targets,
+    refuse_bomb,
+    small_arrays,
+)
 from wassail.zoo.weights import regular, sha256
 
 LABELS = ("label", "labels", "target", "class", "y")  # names of the column of labels, else the last
@@ -27,7 +36,7 @@ BOX_BYTES = 1 << 23  # of a file of boxes, and of each of its arrays unpacked
 NO_PANDAS = 'Parquet files need pandas and pyarrow: pip install "wassail[tables]".'
 
 
-def read_csv(path: Path, n: int | None = None) -> Table:
+def read_csv(path: Path, n: int | None = None, targets: Targets = CLASSES) -> Table:
     """Features float32 `(N, F)` and labels `(N,)`; names of features are in `info["features"]`.
 
     Labels are class numbers, or names, which are sorted and numbered over the whole file.
@@ -35,10 +44,12 @@ def read_csv(path: Path, n: int | None = None) -> Table:
     Args:
         path: a CSV file in UTF-8 with a header.
         n: the first so many samples (default: all).
+        targets: which columns they are, and of what kind (default: classes in the usual one).
     """
     regular(path, "data")
     csv.field_size_limit(LONGEST)
     rows: list[array[float]] = []
+    numbers: list[array[float]] = []
     labels: list[str] = []
     with open(path, newline="", encoding="utf-8") as file:
         lines = csv.reader(_lines(file, path))
@@ -48,7 +59,7 @@ def read_csv(path: Path, n: int | None = None) -> Table:
                 f"{str(path)!r} needs a first line of names, all different: the features and the "
                 "label."
             )
-        place = label_place(header)
+        places, features = _places(header, targets)
         for number, line in enumerate(lines, start=2):
             if not line:
                 continue
@@ -57,24 +68,33 @@ def read_csv(path: Path, n: int | None = None) -> Table:
                     f"line {number} of {str(path)!r} has {len(line)} values for {len(header)} "
                     "names: repair it."
                 )
-            labels.append(line[place].strip())
+            if targets.numbers and len(rows) == n:
+                break
+            if targets.numbers:
+                numbers.append(array("d", (_value(line[i], number, path) for i in places)))
+            else:
+                labels.append(line[places[0]].strip())
             if n is None or len(rows) < n:  # the names of the others are numbered, too
-                some = enumerate(line)
-                values = (_value(text, number, path) for i, text in some if i != place)
-                rows.append(array("d", values))
-    names = header[:place] + header[place + 1 :]
+                rows.append(array("d", (_value(line[i], number, path) for i in features)))
+    names = [header[i] for i in features]
     x = np.array(rows, dtype=np.float32).reshape(len(rows), len(names))
-    y, classes = _classes(labels)
     info = {"source": "csv", "files": {path.name: sha256(path)}, "features": names}
+    info |= _named(header, places, targets)
+    if targets.numbers:
+        y = np.array(numbers, dtype=np.float64).reshape(len(rows), len(places))
+        return Table(x, y, info, numbers=True)
+    _refuse_fractions(labels, str(path))
+    y, classes = _classes(labels)
     return Table(x, y[: len(rows)], info | _numbered(classes), classes)
 
 
-def read_parquet(path: Path, n: int | None = None) -> Table:
+def read_parquet(path: Path, n: int | None = None, targets: Targets = CLASSES) -> Table:
     """The same table out of a Parquet file, by pandas and what it reads Parquet with.
 
     Args:
         path: a Parquet file.
         n: the first so many samples (default: all).
+        targets: which columns they are, and of what kind (default: classes in the usual one).
     """
     regular(path, "data")
     try:
@@ -86,13 +106,9 @@ def read_parquet(path: Path, n: int | None = None) -> Table:
         frame = pandas.read_parquet(path)
     except ImportError:
         raise InputError(NO_PANDAS) from None
-    table = from_frame(frame, str(path), n)
-    return Table(
-        table.x,
-        table.y,
-        {**table.info, "source": "parquet", "files": {path.name: sha256(path)}},
-        table.classes,
-    )
+    table = from_frame(frame, str(path), n, targets)
+    about = {**table.info, "source": "parquet", "files": {path.name: sha256(path)}}
+    return replace(table, info=about)
 
 
 def _lines(file: IO[str], path: Path) -> Iterator[str]:
@@ -208,6 +224,11 @@ def _box_columns(path: Path) -> dict[str, list[str]]:
     """The columns of a file of boxes as texts, each of the same length."""
     if path.suffix == ".npz":
         arrays = small_arrays(path, ("feature", "low", "high", "scale"), BOX_BYTES)
+        if any(values.ndim > 1 for values in arrays.values()):
+            raise InputError(
+                f"{str(path)!r} has boxes of each sample, which evaluate does not take yet: give "
+                "one for each feature, or use ws.nearest and ws.radii."
+            )
         found = {
             key: [str(value) for value in values.ravel().tolist()] for key, values in arrays.items()
         }
@@ -231,24 +252,27 @@ def is_frame(value: Any) -> bool:
     return all(hasattr(value, name) for name in ("columns", "to_numpy", "iloc"))
 
 
-def from_frame(frame: Any, name: str, n: int | None = None) -> Table:
+def from_frame(frame: Any, name: str, n: int | None = None, targets: Targets = CLASSES) -> Table:
     """Features `(N, F)` and labels of a data frame with a column of labels.
 
     Args:
         frame: a pandas data frame.
         name: what an error calls it.
         n: the first so many samples (default: all); names of classes are numbered over all.
+        targets: which columns they are, and of what kind (default: classes in the usual one).
     """
     header = [str(column) for column in frame.columns]
     if len(header) < 2 or len(set(header)) < len(header):
         raise InputError(
             f"{name!r} needs at least two columns with different names: features and the label."
         )
-    place = label_place(header)
-    features = [i for i in range(len(header)) if i != place]
+    places, features = _places(header, targets)
     x = frame_values(frame.iloc[:n, features], name)
-    y, classes = _column_classes(frame.iloc[:, place].to_numpy(), name)
-    info = {"source": "frame", "features": [header[i] for i in features]}
+    info: dict[str, Any] = {"source": "frame", "features": [header[i] for i in features]}
+    info |= _named(header, places, targets)
+    if targets.numbers:
+        return Table(x, frame_values(frame.iloc[:n, places], name), info, numbers=True)
+    y, classes = _column_classes(frame.iloc[:, places[0]].to_numpy(), name)
     return Table(x, y[: len(x)], info | _numbered(classes), classes)
 
 
@@ -272,6 +296,35 @@ def frame_values(frame: Any, name: str) -> np.ndarray:
     return np.ascontiguousarray(values, dtype=wanted)
 
 
+def _places(header: list[str], targets: Targets) -> tuple[list[int], list[int]]:
+    """The columns of the targets and those of the features."""
+    for name in (*targets.columns, *targets.aside):
+        if name not in header:
+            raise unknown("column", name, header)
+    places = [header.index(name) for name in targets.columns] or [label_place(header)]
+    if len(places) > 1 and not targets.numbers:
+        raise remedies(
+            f"the targets are {len(places)} columns and a class is one",
+            "name one column, or give tolerance or threshold",
+            "name one column with --target, or add --tolerance or --threshold",
+        )
+    kept = {*places, *(header.index(name) for name in targets.aside)}
+    features = [i for i in range(len(header)) if i not in kept]
+    if not features or len(set(places)) < len(places):
+        raise InputError(
+            f"the columns are {', '.join(header[:8])}: name each target once, and leave features."
+        )
+    return places, features
+
+
+def _named(header: list[str], places: list[int], targets: Targets) -> dict[str, Any]:
+    """What a run records of columns that are not the usual ones; nothing of the usual one."""
+    if targets == CLASSES:
+        return {}
+    found = {"targets": [header[place] for place in places]}
+    return found | ({"aside": list(targets.aside)} if targets.aside else {})
+
+
 def label_place(header: list[str]) -> int:
     """Which column holds the labels: the first that is called so, else the last.
 
@@ -287,11 +340,31 @@ def _column_classes(values: np.ndarray, name: str) -> tuple[np.ndarray, tuple[st
     if values.dtype.kind in "ui":
         return values, None
     if values.dtype.kind == "f":
-        raise InputError(
-            f"the labels of {name!r} are {values.dtype}: give class indices or names; the column "
-            f"of labels is called {', '.join(LABELS)}, or is the last one."
-        )
+        raise _no_classes(name, str(values.dtype))
     return _classes([str(value) for value in values])
+
+
+def _refuse_fractions(labels: list[str], name: str) -> None:
+    """Refuse a column of labels whose values are all numbers, some with a fraction."""
+    try:
+        values = [float(text) for text in labels]
+    except ValueError:
+        return
+    if any(value != math.floor(value) for value in values if math.isfinite(value)):
+        raise _no_classes(name, "numbers with a fraction")
+
+
+def _no_classes(name: str, kind: str) -> InputError:
+    """One sentence for labels that are the targets of a regression."""
+    cause = (
+        f"the labels of {name!r} are {kind}: give class indices or names; the column of labels is "
+        f"called {', '.join(LABELS)}, or is the last one"
+    )
+    return InputError(
+        f"{cause}; for a regression say how far off it may be, with tolerance.",
+        f"{cause}, or is named with --target; for a regression say how far off it may be, with "
+        "--tolerance.",
+    )
 
 
 def _value(text: str, number: int, path: Path) -> float:

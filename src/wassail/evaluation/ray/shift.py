@@ -500,7 +500,7 @@ class _Shift:
 
     def _cut(self, job: Job, bounds: Sequence[tuple[int, int]]) -> None:
         whole = job.whole or Whole(
-            job.task, (*self.worker.samples(job.task.place), self._read(job.task)[2]), 1
+            job.task, (*self.worker.rows(job.task.place), self._read(job.task)[2]), 1
         )
         whole.open += len(bounds) - 1
         self.again.extendleft(Job(job.task.cut(*bound), 0, whole) for bound in reversed(bounds))

@@ -16,6 +16,7 @@ from wassail.evaluation.chunks import flips_chunk, plain, share_of, spread
 from wassail.evaluation.plan import Unit
 from wassail.evaluation.tasks.task import Result, Samples, Task, no_flips, unknown
 from wassail.progress import Progress
+from wassail.specification import labels_at, labels_of
 
 if TYPE_CHECKING:
     from wassail.evaluation.work import Worker
@@ -51,7 +52,9 @@ class Attack(Task):
         x, y = worker.samples(self.place)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ModelWarning)
-            found = unit.entry.run(worker.attacked, x, y, unit.threat, progress=tick, **options)
+            found = unit.entry.run(
+                worker.attacked, x, y, worker.inside(unit, x), progress=tick, **options
+            )
         said = sorted({str(w.message) for w in caught if issubclass(w.category, ModelWarning)})
         kappa = found.info.get("options", {}).get("kappa")
         title = unit.entry.title if kappa is None else f"{unit.entry.title}, kappa {kappa:g}"
@@ -88,11 +91,13 @@ class Rung(Task):
         with warnings.catch_warnings():
             # So few passes may be none at all, and are our own choice.
             warnings.simplefilter("ignore", ModelWarning)
+            right = labels_at(y, some)
+            threat = worker.inside(unit, x[some])
             found = unit.entry.run(
-                worker.attacked, x[some], y[some], unit.threat, progress=tick, **options
+                worker.attacked, x[some], right, threat, progress=tick, **options
             )
-        part = flips_chunk(worker.held(found.flips, x[some], y[some]))
-        return spread(part, self.chosen, y.cpu(), self.predicted), {}
+        part = flips_chunk(worker.held(found.flips, x[some], right))
+        return spread(part, self.chosen, labels_of(y).cpu(), self.predicted), {}
 
     def cut(self, start: int, stop: int) -> Self:
         """See `Task`."""

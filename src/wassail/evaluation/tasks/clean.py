@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from wassail.checks import check_data
+from wassail.checks import check_task
 from wassail.errors import InputError
 from wassail.evaluation.chunks import pack
+from wassail.evaluation.criterion import kept_labels, predicted, right_of
 from wassail.evaluation.plan import data_hash
 from wassail.evaluation.tasks.task import Result, Samples, Task, unknown
-from wassail.losses import predict
 from wassail.network import check_model
 from wassail.progress import Progress
 
@@ -32,7 +32,9 @@ class Clean(Task):
         place = self.place
         data = worker.data
         try:
-            x, y = check_data(*data.read(place.start, place.stop), worker.settings.domain)
+            x, rows = data.read(place.start, place.stop)
+            right = right_of(worker.settings.criterion, rows)
+            x, y = check_task(x, right, worker.settings.domain)
             check_model(worker.model, x, y)
         except InputError as error:
             where = f"samples {place.start} to {place.stop - 1} of {data.name!r}"
@@ -45,18 +47,19 @@ class Clean(Task):
                 "preprocessing."
             )
         x = x.cpu()
-        y = y.cpu()
         mass = worker.mu[place.start : place.stop]
-        tensors = {"x": pack(x), "y": y, "predicted": predict(z, y), "logits": z, "mu": mass}
-        return tensors, {"ids": data.ids(place.start, place.stop), "sha256": data_hash(x, y)}
+        tensors = {"x": pack(x), **kept_labels(rows), "predicted": predicted(z, right)}
+        fields = {"ids": data.ids(place.start, place.stop), "sha256": data_hash(x, rows)}
+        return tensors | {"logits": z, "mu": mass}, fields
 
     def empty(self, samples: Samples, mu: Tensor, reason: str) -> Result:
         """See `Task`."""
         x, y, ids = samples
+        kept = kept_labels(y)
         tensors = {
             "x": pack(x),
-            "y": y,
-            "predicted": y.clone(),
+            **kept,
+            "predicted": kept["y"].clone(),
             "logits": torch.zeros(len(y), 0),
             "mu": mu.clone(),
         }

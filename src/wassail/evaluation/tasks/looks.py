@@ -13,6 +13,7 @@ from wassail.evaluation import indicators
 from wassail.evaluation.tasks.task import Result, Samples, Task, unknown
 from wassail.progress import Progress
 from wassail.smoothing.draws import Draws
+from wassail.zoo.features import own_boxes
 
 if TYPE_CHECKING:
     from wassail.evaluation.work import Worker
@@ -42,7 +43,9 @@ class Checks(_Look):
         """See `Task`."""
         settings = worker.settings
         x, y = worker.samples(self.place)
-        found = indicators.check(worker.model, x, y, settings.domain, settings.batch_size)
+        found = indicators.check(
+            worker.model, x, y, settings.domain, settings.batch_size, settings.criterion
+        )
         return {}, {"findings": [self.mode, *(asdict(finding) for finding in found)]}
 
     def empty(self, samples: Samples, mu: Tensor, reason: str) -> Result:
@@ -62,11 +65,13 @@ class Convergence(_Look):
     def run(self, worker: Worker, tick: Progress) -> Result:
         """See `Task`."""
         settings = worker.settings
+        x, y = worker.samples(self.place)
         found = indicators.converged(
             worker.attacked,
-            *worker.samples(self.place),
+            x,
+            y,
             settings.norm,
-            settings.domain,
+            own_boxes(worker.model, x, settings.domain),
             settings.attacks["nearest"]["passes"],
             settings.seed,
             settings.batch_size,
@@ -89,7 +94,7 @@ class Votes(Task):
 
     def run(self, worker: Worker, tick: Progress) -> Result:
         """See `Task`."""
-        return {"hits": self.draws.hits(worker.model, *worker.samples(self.place))}, {}
+        return {"hits": self.draws.hits(worker.model, *worker.rows(self.place))}, {}
 
     def cut(self, start: int, stop: int) -> Self:
         """See `Task`."""

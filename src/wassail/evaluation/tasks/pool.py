@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from wassail.evaluation.chunks import Tensors, moved, take
+from wassail.evaluation.criterion import kept_labels, predicted
 from wassail.evaluation.tasks.task import Result, Samples, Task, unknown
 from wassail.geometry import distances as distances_between
-from wassail.losses import predict
 from wassail.progress import Progress
+from wassail.specification import Labels, labels_at, labels_of
 
 if TYPE_CHECKING:
     from wassail.evaluation.work import Worker
@@ -42,7 +43,8 @@ class Pool(Task):
             for k, part in enumerate(parts):
                 mine = found_by[rows] == k
                 points[mine] = moved(x, part)[rows[mine]]
-            bad = rows[~_holds(worker, x[rows], y[rows], points, known[found_by[rows], rows])]
+            right = labels_at(y, rows)
+            bad = rows[~_holds(worker, x[rows], right, points, known[found_by[rows], rows])]
             known[found_by[bad], bad], refuted[found_by[bad], bad] = math.inf, True
             found_by[bad] = known[:, bad].argmin(0)
             rows = bad
@@ -65,7 +67,8 @@ class Pool(Task):
 
     def empty(self, samples: Samples, mu: Tensor, reason: str) -> Result:
         """A sample that is wrong as it is stays so; no flip beyond it was looked at again."""
-        _, y, ids = samples
+        _, rows, ids = samples
+        y = kept_labels(rows)["y"]
         known = self._stacked("distances")
         nearest, found_by = known.min(0)
         labels = self._stacked("labels")[found_by, torch.arange(len(y))]
@@ -81,12 +84,12 @@ class Pool(Task):
         return torch.stack([part[name] for part in self.parts])
 
 
-def _holds(worker: Worker, x: Tensor, y: Tensor, points: Tensor, stated: Tensor) -> Tensor:
+def _holds(worker: Worker, x: Tensor, y: Labels, points: Tensor, stated: Tensor) -> Tensor:
     """Which points are what a flip claims to be, bool `(n,)`; nothing is claimed at distance 0 and
     inf.
     """
     settings = worker.settings
-    holds = predict(worker.logits(points), y) != y
+    holds = predicted(worker.logits(points), y) != labels_of(y)
     holds &= distances_between(points, x, settings.norm) == stated
     if settings.domain is not None:
         low, high = settings.domain

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from wassail.evaluation.chunks import Tensors, flips_chunk, moved
+from wassail.evaluation.criterion import lead
 from wassail.evaluation.tasks.task import Result, Samples, Task, no_flips, unknown
-from wassail.losses import margin
 from wassail.network import device_of
 from wassail.progress import Progress
+from wassail.specification import Labels
 from wassail.threat import Threat, ceil_percent, floor_percent
 from wassail.transport.flips import Flips
+from wassail.zoo.features import own_boxes
 
 if TYPE_CHECKING:
     from wassail.certificates.prove.record import Radii
@@ -61,7 +63,7 @@ class _Certified(Task):
 
     @abstractmethod
     def _found(
-        self, worker: Worker, x: Tensor, y: Tensor, tick: Progress
+        self, worker: Worker, x: Tensor, y: Labels, tick: Progress
     ) -> tuple[Radii, Flips | None]:
         """The radii, and flips that were met on the way."""
 
@@ -89,7 +91,7 @@ class Certify(_Certified):
         return replace(super().cut(start, stop), limit=limit, upper=upper)
 
     def _found(
-        self, worker: Worker, x: Tensor, y: Tensor, tick: Progress
+        self, worker: Worker, x: Tensor, y: Labels, tick: Progress
     ) -> tuple[Radii, Flips | None]:
         from wassail.certificates.graph.batches import check_batches
         from wassail.certificates.prove.radii import radii
@@ -101,7 +103,7 @@ class Certify(_Certified):
             x,
             y,
             settings.norm,
-            settings.domain,
+            own_boxes(worker.model, x, settings.domain),
             settings.certify or "auto",
             arithmetic=settings.arithmetic,
             upper=self.upper,
@@ -129,7 +131,7 @@ class Close(_Certified):
         return False
 
     def _found(
-        self, worker: Worker, x: Tensor, y: Tensor, tick: Progress
+        self, worker: Worker, x: Tensor, y: Labels, tick: Progress
     ) -> tuple[Radii, Flips | None]:
         from wassail.certificates.prove.sandwich import sandwich
 
@@ -137,7 +139,8 @@ class Close(_Certified):
         flips = None if self.known is None else self._judged(worker, x, y, self.known)
         limit = self.limit
         found: Radii | None = None
-        chosen = settings.threats[: settings.closing]
+        inside = own_boxes(worker.model, x, settings.domain)
+        chosen = [replace(t, domain=inside) for t in settings.threats[: settings.closing]]
         for done, threat in enumerate(chosen):
             left = len(chosen) - done
             began = time.monotonic()
@@ -164,7 +167,7 @@ class Close(_Certified):
         assert found is not None
         return found, flips
 
-    def _judged(self, worker: Worker, x: Tensor, y: Tensor, known: Tensors) -> Flips:
+    def _judged(self, worker: Worker, x: Tensor, y: Labels, known: Tensors) -> Flips:
         settings = worker.settings
         return Flips.from_points(
             worker.model,
@@ -172,7 +175,7 @@ class Close(_Certified):
             y,
             moved(x, known),
             settings.norm,
-            settings.domain,
+            own_boxes(worker.model, x, settings.domain),
             pull_in=False,
             batch_size=settings.batch_size,
         )
@@ -188,13 +191,13 @@ def _no_radii(n: int) -> Tensors:
     }
 
 
-def _beside(worker: Worker, found: Radii, x: Tensor, y: Tensor) -> Tensors:
+def _beside(worker: Worker, found: Radii, x: Tensor, y: Labels) -> Tensors:
     """The smallest margins at the samples, and how far rounding may move them, or did where no
     bound is known.
     """
-    run, exact = (margin(z.cpu().double(), y) for z in (worker.logits(x), worker.graph.logits(x)))
+    run, exact = (lead(z.cpu().double(), y) for z in (worker.logits(x), worker.graph.logits(x)))
     errors = (run - exact).abs() if found.errors is None else found.errors
-    return {"margins": (-exact).clamp(min=0), "errors": errors}
+    return {"margins": exact.clamp(min=0), "errors": errors}
 
 
 def _log_bracket(threat: Threat, certified: float, attacked: float) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from wassail.evaluation.chunks import Tensors
+from wassail.evaluation.criterion import kept_labels
 from wassail.evaluation.pieces import REASON, UNKNOWN
 from wassail.progress import Progress
 
@@ -100,8 +101,9 @@ def no_flips(x: Tensor, y: Tensor) -> Tensors:
 
     Args:
         x: samples `(n, *shape)`.
-        y: labels `(n,)`.
+        y: labels `(n,)`, or rows of a criterion.
     """
+    y = kept_labels(y)["y"]
     zeros = torch.zeros(len(y), dtype=torch.int64)
     return {
         "distances": torch.full((len(y),), math.inf, dtype=torch.float64),

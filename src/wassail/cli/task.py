@@ -1,0 +1,138 @@
+"""What the model is for, on the command line: `--tolerance`, `--threshold`, `--label`, `--target`
+and `--immutable`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wassail.errors import InputError
+from wassail.threat import number
+
+if TYPE_CHECKING:
+    from wassail.zoo.files import Targets
+
+NO_TASK: dict[str, Any] = {
+    "tolerance": None,
+    "threshold": None,
+    "label": None,
+    "target": None,
+    "immutable": None,
+}
+TABLES = (".csv", ".parquet")
+MOST = 1 << 26  # bytes of tolerances
+
+
+def task_options(parser: argparse.ArgumentParser) -> None:
+    """Tasks that are no classification, and features that may not move."""
+    group = parser.add_argument_group("the task (default: classes)")
+    group.add_argument(
+        "--tolerance",
+        default=None,
+        metavar="T",
+        help="regression: right if off by less than T, a number in the targets' unit, 5%% of the "
+        "target, or a column or array of --data with one for each sample",
+    )
+    group.add_argument(
+        "--threshold",
+        default=None,
+        metavar="T",
+        help="labels of 0 and 1: an output above T says 1 (0 for logits)",
+    )
+    group.add_argument(
+        "--label", default=None, metavar="L", help="with --threshold: only this label counts"
+    )
+    group.add_argument(
+        "--target",
+        default=None,
+        metavar="A,B",
+        help="columns of --data that the model predicts (default: the column of labels)",
+    )
+    group.add_argument(
+        "--immutable",
+        default=None,
+        metavar="A,B",
+        help="features that may not move, names or places",
+    )
+
+
+def refuse_task(options: argparse.Namespace, reason: str) -> None:
+    """Refuse these options where they say nothing."""
+    for name in NO_TASK:
+        if getattr(options, name) is not None:
+            raise InputError(f"--{name} is for {reason}: leave it away.")
+
+
+def check_task_options(options: argparse.Namespace) -> None:
+    """Refuse options of the task that contradict each other, without a model."""
+    if options.tolerance is not None and options.threshold is not None:
+        raise InputError("--tolerance is for a regression and --threshold for labels: give one.")
+    if options.label is not None and options.threshold is None:
+        raise InputError("--label says which label counts: add --threshold (0 for logits).")
+    if options.threshold is not None and options.one_logit:
+        raise InputError("--one-logit is for classes, with threshold 0: leave it away.")
+    if options.tolerance is not None and options.one_logit:
+        raise InputError("--one-logit is for classes, and --tolerance for a regression: give one.")
+    if options.threshold is not None:
+        number(options.threshold, "--threshold")
+
+
+def names_in(text: str | None) -> tuple[str, ...]:
+    """The names of a list with commas."""
+    return () if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def targets_from(options: argparse.Namespace) -> Targets:
+    """Which columns the targets are, and whether they are numbers."""
+    from wassail.zoo.files import Targets
+
+    numbers = options.tolerance is not None or options.threshold is not None
+    named = options.tolerance is not None and not _is_number(options.tolerance)
+    table = Path(options.data).suffix in TABLES
+    aside = (options.tolerance,) if named and table else ()
+    return Targets(numbers, names_in(options.target), aside)
+
+
+def task_from(options: argparse.Namespace) -> dict[str, Any]:
+    """`tolerance`, `threshold` and `label` of `evaluate`, where they are given."""
+    found = {"threshold": options.threshold, "label": options.label}
+    tolerance = options.tolerance
+    if tolerance is not None and not _is_number(tolerance):
+        tolerance = _own(options)
+    return {**found, "tolerance": tolerance}
+
+
+def _is_number(text: str) -> bool:
+    try:
+        number(text.strip().removesuffix("%"), "tolerance")
+    except InputError:
+        return False
+    return True
+
+
+def _own(options: argparse.Namespace) -> list[float]:
+    """The tolerance of each sample out of a column or an array of the data."""
+    from wassail.zoo.files import reading, small_arrays
+    from wassail.zoo.tables import read_column
+
+    path = Path(options.data)
+    with reading(options.data):
+        if path.suffix in TABLES:
+            texts = read_column(path, options.tolerance)
+            values = [number(text, options.tolerance) for text in texts]
+        elif path.suffix == ".npz":
+            arrays = small_arrays(path, (options.tolerance,), MOST)
+            if options.tolerance not in arrays:
+                raise InputError(
+                    f"--tolerance is {options.tolerance!r}, and {options.data!r} has no such "
+                    "array: give a number, 5% of the target, or an array of one for each sample."
+                )
+            values = arrays[options.tolerance].tolist()
+        else:
+            raise InputError(
+                f"--tolerance is {options.tolerance!r}: give a number in the unit of the targets, "
+                "or 5% of the target."
+            )
+    return values if options.n is None else values[: options.n]
