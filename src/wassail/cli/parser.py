@@ -28,6 +28,7 @@ from wassail.cli.commands import (
 )
 from wassail.cli.config import apply_config, config_in, init_command
 from wassail.cli.demo import demo_command
+from wassail.cli.omega import omega_options
 from wassail.cli.options import (
     DEMO_GAP,
     DEMO_SAMPLES,
@@ -194,6 +195,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     smooth_options(smooth)
     vnnlib_options(children)
+    omega_options(children)
     _paper_commands(children)
     init = children.add_parser("init", help="write a commented file for `evaluate --config`")
     init.add_argument(
