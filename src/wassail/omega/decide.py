@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from wassail.attacks.nearest import nearest
 from wassail.certificates import clock
+from wassail.certificates.prove.attacked import look_at_the_clock, watched
 from wassail.certificates.prove.radii import radii
 from wassail.certificates.prove.record import Radii
 from wassail.certificates.prove.sandwich import sandwich
@@ -30,6 +32,7 @@ EFFORT = 2.0  # seconds of one core for each sample, counted in operations, with
 ROUNDS = (0.02, 0.1, 0.5, 1.0)  # shares of the effort: after each the sides are looked at
 FIRST_SECONDS = 0.1  # for each sample in the first round, with a time limit
 GROWTH = 4.0  # of the seconds, from round to round
+ATTACK = 0.3  # of the time, for the first attack
 PASSES = 300  # of the first attack on a sample
 PROVED_AGAIN = 1 - 1e-9  # of a radius: another batch's rounding proves it, too
 STEPS = (0, 20)  # of the optimisation of bounds on a loss
@@ -107,13 +110,12 @@ class _Decision:
         # A share alpha with the budget eps is all samples with a smaller one (THEORY 12).
         eps = threat.eps * threat.subpopulation ** (1 / threat.order)
         aim = Threat(threat.norm, threat.order, eps, threat.domain)
-        where = (*given, threat.norm, threat.domain)
-        flips = nearest(
-            *where, passes=PASSES, eps=eps, order=threat.order, seed=self.seed, warn=False
-        )
-        if self._refuted(self._allocated(flips)):
+        flips = self._attacked(eps=eps, order=threat.order)
+        if flips is not None and self._refuted(self._allocated(flips)):
             return
-        known = radii(*where, "crown", upper=flips.distances, time_limit=self.left())
+        upper = None if flips is None else flips.distances
+        where = (*given, threat.norm, threat.domain)
+        known = radii(*where, "crown", upper=upper, time_limit=self.left())
         if self._proved(self._radii(known)):
             return
         for seconds, effort in self._work():
@@ -126,20 +128,29 @@ class _Decision:
 
     def loss(self) -> None:
         """A curve from points and linear bounds, then with better slopes."""
-        own, threat = self.property, self.property.threat
-        where = (own.model, own.x, own.y, threat.norm, threat.domain)
-        flips = nearest(*where, passes=PASSES, seed=self.seed, warn=False)
+        own = self.property
+        flips = self._attacked()
+        points = [] if flips is None else [flips.points]
         grid = grid_for(own)
         for steps in STEPS:
             self.rounds += 1
-            curve = curve_of(
-                own, grid=grid, steps=steps, points=[flips.points], time_limit=self.left()
-            )
-            if self._refuted(curve.witness(threat.eps)):
+            curve = curve_of(own, grid=grid, steps=steps, points=points, time_limit=self.left())
+            if self._refuted(curve.witness(own.threat.eps)):
                 return
             certificate = certificate_of(curve, own, steps)
             if certificate is not None and self._proved(certificate):
                 return
+
+    def _attacked(self, **steering: float) -> Flips | None:
+        """The nearest flips, None where the time does not allow the first attack."""
+        own, threat = self.property, self.property.threat
+        rest = self.left()
+        limit = clock.limited(None if rest is None else ATTACK * rest)
+        more: dict[str, Any] = {"passes": PASSES, "seed": self.seed, "warn": False, **steering}
+        with limit, suppress(clock.Late), watched(own.model):
+            where = (own.model, own.x, own.y, threat.norm, threat.domain)
+            return nearest(*where, progress=look_at_the_clock, **more)
+        return None
 
     def _work(self) -> Iterator[tuple[float | None, float | None]]:
         """Seconds and effort of each round."""
