@@ -30,6 +30,7 @@ PAGES = {
     "demo.py": "demo.txt",
     "smoothing.py": "smoothing.md",
     "hardening.py": "hardening.md",
+    "omega.py": "omega.md",
 }
 
 # Benchmarks beside other tools or public verdicts, in parts that can be stopped and started.

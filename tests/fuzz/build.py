@@ -3,6 +3,7 @@ ones.
 """
 
 import gzip
+import json
 import pickle
 import struct
 from pathlib import Path
@@ -155,3 +156,27 @@ def vnnlib(path: Path, tensors: bool = False) -> Path:
     ]
     path.write_text("\n".join(declared + asserted) + "\n")
     return path
+
+
+def omega(folder: Path, least: float = 0.5, beside: bool = False) -> Path:
+    """A property of a distribution with its network, the samples in it or beside it."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir()
+    onnx_model(folder / "net.onnx")
+    x = np.random.default_rng(1).uniform(0, 1, (3, 4)).astype(np.float32)
+    samples: dict[str, Any] = {"x": x.tolist(), "y": [0, 1, 2], "weights": [1, 2, 1.5]}
+    if beside:
+        held = {"x": x, "y": np.array([0, 1, 2]), "weights": np.array([1.0, 2.0, 1.5])}
+        save_file(held, folder / "samples.safetensors")
+        samples = {"file": "samples.safetensors"}
+    threat = {"norm": "inf", "order": 1, "eps": "1/50", "domain": [0, 1], "subpopulation": 0.8}
+    content = {
+        "format": "omega/1",
+        "network": {"onnx": "net.onnx"},
+        "samples": samples,
+        "threat": {**threat, "label_cost": 0.4},
+        "claim": {"measure": "accuracy", "at_least": least},
+    }
+    (folder / "omega.json").write_text(json.dumps(content))
+    return folder

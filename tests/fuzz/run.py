@@ -62,6 +62,10 @@ from wassail.evidence import pack  # noqa: E402
 from wassail.evidence.statement import Statement  # noqa: E402
 from wassail.evidence.verify import check_files  # noqa: E402
 from wassail.evidence.verify import load as load_pack  # noqa: E402
+from wassail.omega.answer import read_answer  # noqa: E402
+from wassail.omega.check import check_answer  # noqa: E402
+from wassail.omega.decide import decide_omega  # noqa: E402
+from wassail.omega.property import read_omega  # noqa: E402
 from wassail.report.card import model_card  # noqa: E402
 from wassail.report.machine import as_json  # noqa: E402
 from wassail.report.standing import standing  # noqa: E402
@@ -161,6 +165,33 @@ def use_data(path: Path) -> None:
 def use_property(path: Path) -> None:
     found = Property.read(path)
     str(found), found.groups
+
+
+def use_omega(folder: Path) -> None:
+    """A property of a distribution is read, and decided with little work."""
+    property_ = read_omega(folder / "omega.json")
+    json.dumps(decide_omega(property_, effort=0.01).as_json(property_))
+
+
+def use_omega_answer(folder: Path) -> None:
+    property_ = read_omega(folder / "omega.json")
+    check_answer(property_, read_answer(folder / "answer.json", property_), again=2)
+
+
+def omega_answer(folder: Path, least: float) -> Path:
+    """A property with its answer."""
+    path = build.omega(folder / "omega", least)
+    property_ = read_omega(path / "omega.json")
+    answer = decide_omega(property_, effort=0.5)
+    (path / "answer.json").write_text(json.dumps(answer.as_json(property_)))
+    return path
+
+
+def change_omega(folder: Path, rng: Random) -> None:
+    name = "samples.safetensors" if rng.random() < 0.2 else "omega.json"
+    change = mutate.json_file if name.endswith("json") else mutate.safetensors
+    path = folder / name
+    in_place(change)(path if path.exists() else folder / "omega.json", rng)
 
 
 def use_images(path: Path) -> None:
@@ -590,6 +621,16 @@ READERS: dict[str, Reader] = {
         in_place(mutate.expressions),
         use_property,
         weight=2,
+    ),
+    "omega": Reader(
+        [lambda f: build.omega(f / "omega"), lambda f: build.omega(f / "omega", beside=True)],
+        change_omega,
+        use_omega,
+    ),
+    "omega answer": Reader(
+        [lambda f: omega_answer(f, 0.9), lambda f: omega_answer(f, 0.1)],
+        lambda p, rng: in_place(mutate.json_file)(p / "answer.json", rng),
+        use_omega_answer,
     ),
     "npz": Reader(
         [lambda f: build.npz(f / "d.npz"), lambda f: build.npz(f / "d.npz", True)],

@@ -212,3 +212,40 @@ def test_a_network_that_bounds_do_not_know_is_still_attacked() -> None:
     assert sat.decide(Odd(), effort=0.1).status == "sat"
     answer = box([0.0, 0.0], [1.0, 0.9], clause([[1.0, 0.0]], [-0.5])).decide(Odd(), effort=0.1)
     assert answer.status == "unknown" and "floor" in answer.reason
+
+
+def formula(seed: int, clauses: int) -> tuple[nn.Sequential, bool]:
+    """A formula in six of 22 variables as a network of one layer, and whether it can be satisfied.
+
+    The first output is minus what clauses lack, the second how far inputs are from 0 and 1.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.stack([torch.randperm(6, generator=generator)[:3] for _ in range(clauses)])
+    signs = torch.randint(0, 2, (clauses, 3), generator=generator) * 2.0 - 1
+    w, b = torch.zeros(clauses + 44, 22), torch.zeros(clauses + 44)
+    for k in range(clauses):
+        w[k, places[k]] = -signs[k]
+        b[k] = 1.0 - float((signs[k] < 0).sum())
+    w[clauses:-22], w[-22:], b[-22:] = torch.eye(22), 2 * torch.eye(22), -1.0
+    v = torch.zeros(2, clauses + 44)
+    v[0, :clauses], v[1, clauses:-22], v[1, -22:] = -1.0, 1.0, -1.0
+    model = nn.Sequential(nn.Linear(22, clauses + 44), nn.ReLU(), nn.Linear(clauses + 44, 2))
+    with torch.no_grad():
+        for own, given in ((model[0].weight, w), (model[0].bias, b), (model[2].weight, v)):
+            own.copy_(given)
+        model[2].bias.zero_()
+    every = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 6)
+    held = (every[:, places] == (signs + 1) / 2).any(2).all(1)
+    return model.eval(), bool(held.any())
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("clauses", [20, 70])
+def test_a_formula_as_one_layer_of_relus(seed: int, clauses: int) -> None:
+    model, satisfied = formula(seed, clauses)
+    assert satisfied == (clauses == 20)
+    both = clause([[-1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])  # nothing lacks, and all are 0 or 1
+    answer = box([0.0] * 22, [1.0] * 22, both).decide(model, effort=5)
+    assert answer.status == ("sat" if satisfied else "unsat")
+    if not satisfied:
+        assert answer.by == "neuron split" and answer.info["domains"] > 1

@@ -34,6 +34,7 @@ from wassail.cli.evidence import (
     seal_any,
     verify_any,
 )
+from wassail.cli.omega import omega_options
 from wassail.cli.options import (
     DEMO_GAP,
     DEMO_SAMPLES,
@@ -202,6 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     smooth_options(smooth)
     vnnlib_options(children)
+    omega_options(children)
     _paper_commands(children)
     init = children.add_parser("init", help="write a commented file for `evaluate --config`")
     init.add_argument(

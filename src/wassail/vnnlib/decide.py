@@ -14,6 +14,7 @@ from wassail.certificates import clock
 from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.search.boxes import BoxSearch, box_balls
 from wassail.certificates.search.margins import branch_margins
+from wassail.certificates.search.shallow import ShallowSearch, shallow_of
 from wassail.errors import InputError
 from wassail.network import versions
 from wassail.threat import parse_seconds
@@ -23,13 +24,14 @@ from wassail.vnnlib.clauses import Part, UnsafeSet
 from wassail.vnnlib.unsafe import Group, Network
 
 EFFORT = 60.0  # seconds of one core, counted in operations, without a limit
-FEW = 64  # free inputs up to which boxes are split and nothing else
-FIRST = 0.05  # of the effort: boxes, where there are more inputs
-NEURONS = 0.6  # and then neurons; the rest is for boxes again
+FEW = 20  # free inputs up to which boxes are split and nothing else
+FIRST = 0.03  # of the effort: boxes, where there are more inputs
+SHALLOW = 0.7  # of the effort, for networks of one layer, before all that
+NEURONS = 0.9  # and then neurons; the rest is for boxes again
 MOST = 10**9  # domains: the effort runs out first
-WIDE = 128  # domains of neurons split at once, in networks of few operations
-NARROW = 32  # in others
-SMALL_NETWORK = 10**5  # operations
+WIDE = 1024  # domains of neurons split at once, at most
+NARROW = 32  # at least
+TOGETHER = 10**7  # operations of one pass of all of them
 DOMAIN = 12  # passes that a domain of neurons costs
 NODE = 10**4  # operations that a node costs beside its arithmetic
 POSITIONS = 100  # times that a weight is used in a pass, where the structure is not known
@@ -157,6 +159,8 @@ class _Decision:
         """Whether every clause is excluded on every box of a group."""
         search = self._search(parts)
         many = search.roots[0].shape[1] > FEW
+        if many and self._shallow(parts, search):
+            return self.found is None
         for share in (FIRST, 1.0) if many else (1.0,):
             if share == 1.0 and many and self._branched(parts):
                 return True
@@ -169,6 +173,30 @@ class _Decision:
                 return search.done
         clock.check()
         self.reason = "a box could not be split any further"
+        return False
+
+    def _shallow(self, parts: list[Part], search: BoxSearch) -> bool:
+        """Whether splits of the one layer of a network decide every clause on every box."""
+        net = shallow_of(search.graph)
+        group = Group(self.network, parts, worst=False)
+        if net is None:
+            return False
+        with self._part(SHALLOW), suppress(clock.Late):
+            for low, high in zip(group.low, group.high):
+                for places in group.places:
+                    # Where all inequalities of a clause hold their mean is not above 0.
+                    mean = torch.zeros(len(net.c0), dtype=torch.float64)
+                    mean[torch.tensor(places)] = -1 / len(places)
+                    task = ShallowSearch(
+                        net.combined(mean), low, high, lambda u: self._accept(group.full(u))
+                    )
+                    task.begin()
+                    task.proceed()
+                    self.domains += task.count
+                    self.by = "neuron split" if task.count > 1 else "crown"
+                    if not task.done:
+                        return task.found is not None
+            return True
         return False
 
     def _branched(self, parts: list[Part]) -> bool:
@@ -184,7 +212,7 @@ class _Decision:
                 rivals = 1 + (~(lower > 0)).nonzero()[:, 0]
                 if len(rivals):
                     most = int(min(clock.work_left() / (DOMAIN * graph.operations), MOST))
-                    width = NARROW if graph.operations > SMALL_NETWORK else WIDE
+                    width = int(min(max(TOGETHER / graph.operations, NARROW), WIDE))
                     good, count = branch_margins(sweep, 0, 0, rivals, most, width=width)
                     clock.spend(count * DOMAIN * graph.operations)
                     self.domains += count

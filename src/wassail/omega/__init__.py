@@ -1,0 +1,1 @@
+"""Properties of distributions, `omega.json`: holds, fails or unknown, and a check of the answer."""
