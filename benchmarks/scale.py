@@ -90,8 +90,8 @@ def main() -> None:
             begun = time.perf_counter()
             with Ray(workers=workers) as runner:
                 few = (data[0][: 4 * workers], data[1][: 4 * workers])
-                while len(runner.pids()) < workers:
-                    ws.evaluate(model, few, threats, ("wda++",), chunk=1, look=False, runner=runner)
+                ws.evaluate(model, few, threats, ("wda++",), chunk=1, look=False, runner=runner)
+                runner._link.ray.get([actor.__ray_ready__.remote() for actor in runner._actors])
                 ready[name] = time.perf_counter() - begun
                 took[name], timed = evaluate(name, runner)
                 busy[name] = timed.busy
@@ -176,11 +176,11 @@ def chunk_times(folder: Path) -> dict[str, list[float]]:
 
 def round_trip(runner: Ray, times: int = 200) -> float:
     """Seconds for one task that does next to nothing, to a worker and back, one after the other."""
-    actor = runner._hands[0].actor
+    actor = runner._actors[0]
     ray = runner._link.ray
     begun = time.perf_counter()
     for _ in range(times):
-        ray.get(actor.share.remote())
+        ray.get(actor.__ray_ready__.remote())
     return (time.perf_counter() - begun) / times
 
 

@@ -19,6 +19,10 @@ from typing import Any
 
 from wassail.errors import InputError
 
+# Ray gives its machine's address to every server it starts, even if told 127.0.0.1, except where it
+# supports one machine only: then all of them bind to loopback. The variable says so.
+ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+
 
 def line_of(error: BaseException) -> str:
     """The first line of an error's text."""
@@ -39,8 +43,8 @@ class Link:
         self._kept: dict[str, str | None] = {}
         self._folder: str | None = None
         self._term: Any = None
-        if "ray" not in sys.modules:
-            self._set({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if address is None else {})
+        if "ray" not in sys.modules and address is None:
+            self._set({ONE_MACHINE: "0"})  # which ray reads when it is imported
         try:
             self.ray: Any = importlib.import_module("ray")
         except ImportError as error:
@@ -67,6 +71,8 @@ class Link:
         except (OSError, RuntimeError, ValueError, self.ray.exceptions.RayError) as error:
             self._restore()
             self._remove()
+            if isinstance(error, InputError):
+                raise
             what = (
                 "start a cluster on this machine"
                 if address is None
@@ -80,42 +86,28 @@ class Link:
         atexit.register(self.close)  # before ray's own end, for it would leave its files
 
     def _start(self, cpus: int | None, quiet: Mapping[str, Any]) -> None:
-        # Ray gives its machine's address to every server it starts, even if told 127.0.0.1, except
-        # on systems where it supports one machine only. That is what is wanted here: then all of
-        # them bind to loopback.
-        constants: Any = importlib.import_module("ray._private.ray_constants")
-        was = constants.ENABLE_RAY_CLUSTER
-        self._set({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"})
+        self._set({ONE_MACHINE: "0", "RAY_USAGE_STATS_ENABLED": "0"})
         self._set({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_AUTH_TOKEN": _password()})
         self._kept.setdefault(
             "RAY_AUTH_MODE", os.environ.get("RAY_AUTH_MODE")
         )  # ray turns it on, for us too
         logging.getLogger("ray").setLevel(logging.ERROR)  # and would tell
-        constants.ENABLE_RAY_CLUSTER = False
-        node: Any = importlib.import_module("ray._private.node").Node
-        served = getattr(
-            node, "start_api_server", None
-        )  # the dashboard's process, which ray starts even without dashboard
-        if served is not None:
-            node.start_api_server = _no_server
         self._folder = _short_folder()
-        try:
-            self.ray.init(
-                address="local",
-                num_cpus=cpus,
-                include_dashboard=False,
-                _node_ip_address="127.0.0.1",
-                _temp_dir=self._folder,
-                **quiet,
-            )
-        finally:
-            constants.ENABLE_RAY_CLUSTER = was
-            if served is not None:
-                node.start_api_server = served
+        self.ray.init(
+            address="local",
+            num_cpus=cpus,
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=self._folder,
+            **quiet,
+        )
         found = str(self.ray.util.get_node_ip_address())
         if not found.startswith("127.") and found != "::1":
             self.ray.shutdown()
-            raise RuntimeError(f"it would listen on {found}, which the network can reach")
+            raise InputError(
+                f"ray was imported before and would listen on {found}, which the network can "
+                f"reach: set {ONE_MACHINE}=0 before, or ray.init() a cluster of your own."
+            )
 
     def close(self) -> None:
         """Leave the cluster; one that was started here ends."""
@@ -167,11 +159,6 @@ class Link:
 def _leave(number: int, frame: Any) -> None:
     """What SIGTERM does while there is a cluster: everything that is open is closed."""
     sys.exit(128 + number)
-
-
-def _no_server(node: Any, **_: Any) -> None:
-    """In place of the start of the dashboard's process."""
-    node._webui_url = ""
 
 
 def _short_folder() -> str:

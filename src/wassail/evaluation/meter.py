@@ -1,47 +1,88 @@
-"""How much of an evaluation is done, for its progress bar."""
+"""The progress of an evaluation: which phase it is in, and the share of that and of everything."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from wassail.evaluation.tasks.task import Task
+from wassail.evaluation.tasks.task import Place, Task
+from wassail.progress import Report
+
+NEARLY = 0.9  # the share of a task that is taken to be done at most, until it is
 
 
 class Meter:
-    """The share of the whole evaluation that is done, in passes."""
+    """Work is counted in passes of the model; what an earlier run has done counts as done.
 
-    def __init__(self, report: Callable[[float], None], total: float) -> None:
+    Args:
+        report: where progress goes.
+        total: passes of the whole evaluation, about.
+    """
+
+    def __init__(self, report: Report, total: float) -> None:
         self.report = report
         self.total = max(total, 1.0)
         self.before = 0.0
 
-    def stage(self, passes: int, samples: int) -> Stage:
-        """A stage of so many passes for each of the samples; what is in the store already
-        counts at once when it ends.
+    @contextmanager
+    def phase(
+        self, name: str, passes: float, samples: int, places: Sequence[Place]
+    ) -> Iterator[Callable[[Task, float], None]]:
+        """One phase: gives the `tick(task, share)` of a runner. Not shown if nothing is to do.
+
+        Args:
+            name: in words.
+            passes: of each sample, about.
+            samples: of the phase.
+            places: those that are to do.
         """
-        return Stage(self, passes, samples)
+        todo = sum(len(place) for place in places)
+        whole = passes * samples
+        ahead = max(whole - passes * todo, 0.0)
+        phase = _Phase(todo)
+
+        def tick(task: Task, share: float) -> None:
+            part = phase.part(task.place, share)
+            self.report((self.before + ahead + (whole - ahead) * part) / self.total, part)
+
+        if todo:
+            self.report.begin(name)
+        yield tick
+        self.before += whole
+        if todo:
+            self.report(self.before / self.total, 1.0)
 
 
-class Stage:
-    """One stage: a context that gives the `tick(task, share)` of a runner."""
+class _Phase:
+    """The share of a phase that is done.
 
-    def __init__(self, meter: Meter, passes: int, samples: int) -> None:
-        self.meter = meter
-        self.passes = passes
-        self.samples = samples
-        self.done = dict[int, float]()
+    Tasks under way whose own share is not known are taken to need as long as those that are done:
+    else the first result of many workers would look like all that they have done.
+    """
 
-    def __enter__(self) -> Callable[[Task, float], None]:
-        self.meter.report(self.meter.before / self.meter.total)
-        return self._tick
+    def __init__(self, todo: int) -> None:
+        self.todo = todo
+        self.least = 0.0  # it never goes back
+        self.done: dict[int, int] = {}  # samples, by start
+        self.seconds: list[float] = []  # of the tasks that are done
+        self.under_way: dict[int, tuple[float, float, int]] = {}  # since, share, samples, by start
 
-    def __exit__(self, *_: object) -> None:
-        self.meter.before += self.passes * self.samples
-        self.meter.report(self.meter.before / self.meter.total)
-
-    def _tick(self, task: Task, share: float) -> None:
-        start = task.place.start
-        self.done[start] = max(self.done.get(start, 0.0), share * len(task.place))
-        self.meter.report(
-            (self.meter.before + self.passes * sum(self.done.values())) / self.meter.total
-        )
+    def part(self, place: Place, share: float) -> float:
+        """The share of the phase, once a task has come so far."""
+        now = time.monotonic()
+        start = place.start
+        if start not in self.done:
+            since, known, size = self.under_way.pop(start, (now, 0.0, len(place)))
+            if share < 1:
+                self.under_way[start] = (since, max(known, share), size)
+            else:
+                self.done[start] = size
+                self.seconds.append(now - since)
+        mean = sum(self.seconds) / max(len(self.seconds), 1)
+        found = float(sum(self.done.values()))
+        for begun, told, samples in self.under_way.values():
+            guess = min((now - begun) / mean, NEARLY) if mean else 0.0
+            found += samples * max(told, guess)
+        self.least = max(self.least, min(found / self.todo, 1.0))
+        return self.least

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,12 +15,53 @@ from wassail.evaluation.criterion import stored_labels
 from wassail.evaluation.plan import data_hash
 
 if TYPE_CHECKING:
-    from wassail.evaluation.tasks.task import Result, Task
+    from wassail.evaluation.tasks.task import Place, Result, Samples, Task
 
 # fields of a chunk: ids of the samples that nothing is known about, and why
 UNKNOWN = "unknown"
 REASON = "reason"
 PIECES = "pieces"  # field of a chunk that was computed in pieces: their sizes
+
+
+class Whole:
+    """A task that was cut, and the results of its pieces as they come.
+
+    Args:
+        task: the task.
+        samples: of it.
+    """
+
+    def __init__(self, task: Task, samples: Samples) -> None:
+        self.task = task
+        self.samples = samples
+        self.seconds = 0.0
+        self.open = 1
+        self.parts: list[tuple[Task, Result]] = []
+
+    def cut(self, piece: Task, edges: Sequence[int]) -> list[Task]:
+        """A piece of the task, or all of it, cut at the edges: the first sample of each part, and
+        the one after the last.
+        """
+        self.open += len(edges) - 2
+        return [piece.cut(start, stop) for start, stop in pairwise(edges)]
+
+    def samples_of(self, place: Place) -> Samples:
+        """The samples of a piece."""
+        first = self.task.place.start
+        mine = slice(place.start - first, place.stop - first)
+        x, y, ids = self.samples
+        return x[mine].clone(), y[mine].clone(), ids[mine]
+
+    def add(self, piece: Task, result: Result, seconds: float) -> bool:
+        """The result of a piece; returns whether it was the last."""
+        self.parts.append((piece, result))
+        self.seconds += seconds
+        self.open -= 1
+        return not self.open
+
+    def joined(self) -> Result:
+        """The results of all pieces, in the order of the samples."""
+        return join(sorted(self.parts, key=lambda part: part[0].place.start))
 
 
 def join(parts: Sequence[tuple[Task, Result]]) -> Result:

@@ -16,9 +16,10 @@ import platform
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import cache, partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ from wassail.evaluation.tasks.radii import Certify, Close
 from wassail.evaluation.tasks.task import Place, Task
 from wassail.evaluation.work import Local, Runner, Worker
 from wassail.network import Model, device_of, frozen, versions
-from wassail.progress import Progress, progress_bar
+from wassail.progress import Progress, Report, progress_bar
 from wassail.threat import (
     Groups,
     Number,
@@ -97,7 +98,9 @@ PASSES = 100  # a sample, for `nearest`
 # the first samples that others are moved toward, and what they may weigh
 ANCHORS = 500
 ANCHOR_BYTES = 1 << 24
-CERTIFY_PASSES = 2000  # what a radius counts for in the progress bar, in passes of an attack
+# what they count for in the progress, in passes of an attack: a radius, a look without gradients
+CERTIFY_PASSES = 2000
+LOOK_PASSES = 10
 
 _log = logging.getLogger("wassail")
 
@@ -407,7 +410,7 @@ class _Driver:
         store: Store,
         worker: Worker,
         runner: Runner,
-        report: Callable[[float], None],
+        report: Report,
         shifts: Shifts | None = None,
     ) -> None:
         self.store = store
@@ -417,43 +420,44 @@ class _Driver:
         self.settings = worker.settings
         self.chunks = Chunks(len(worker.data), self.settings.chunk)
         self.took = dict[tuple[str, int], float]()
-        each = sum(unit.entry.passes for unit in self.settings.units) + 1
-        self.meter = Meter(
-            report, (each + (CERTIFY_PASSES if self.settings.certify else 0)) * len(worker.data)
-        )
+        units = sum(unit.entry.passes for unit in self.settings.units)
+        each = units + 2 + (LOOK_PASSES if self.settings.look else 0)
+        each += CERTIFY_PASSES if self.settings.certify else 0
+        self.meter = Meter(report, each * len(worker.data) + 1)  # 1 for the end
 
     def run(self, mode: Finding) -> Reading:
         """The protocol; returns the run as it can be read from now on."""
         look = self.settings.look
         n = len(self.worker.data)
         self.store.log({"event": "start", **_machine()})
+        self.meter.report.begin("what is there")
         self._same_model()
         self._same_data()
-        self._stage(1, (Clean(place) for place in self._missing(CLEAN)))
-        if look and n and not self.store.has(CHECKS, 0):
-            self._stage(0, [Checks(self._place(CHECKS, 0, 0, self._first), asdict(mode))])
+        self._stage("clean accuracy", 1, self._missing(CLEAN), Clean)
+        if look and n:
+            self._stage("checks", 0, self._once(CHECKS), partial(Checks, mode=asdict(mode)))
         for asked in self.settings.units:
             unit = self._settled(asked)
-            places = list(self._missing(unit.key))
-            if unit.whole and places:
-                places = [self._place(unit.key, 0, 0, n)]
-            tasks = [Attack(place, unit) for place in places]
-            self._stage(unit.entry.passes, tasks, whole=unit.whole)
+            places = self._missing(unit.key, unit.whole)
+            make = partial(Attack, unit=unit)
+            self._stage(str(unit), unit.entry.passes, places, make, unit.whole)
             _log.info("%s: done", unit)
         if look:
-            self._stage(0, self._convergence())
-            among = self._anchors()
-            self._stage(0, (Transfer(place, among) for place in self._missing(TRANSFER)))
+            self._convergence()
+            move = partial(Transfer, among=self._anchors())
+            self._stage("flips without gradients", LOOK_PASSES, self._missing(TRANSFER), move)
         if self.settings.certify is not None:
             self._certify(f"radii@{self.settings.certify}")
-        self._stage(0, self._pools())
+        self._pool()
         self._landmarks()
+        self.meter.report.begin("figures")
         reading = Reading(Store.open(self.store.folder))
         self.store.write(
             "summary.json", json.dumps(summary(reading.result), indent=1, sort_keys=True)
         )
         self.store.seal()
         self.store.log({"event": "end"})
+        self.meter.report(1.0, 1.0)
         return reading
 
     def _settled(self, unit: Unit) -> Unit:
@@ -471,7 +475,7 @@ class _Driver:
                 _log.info("nearest: %d passes, chosen on %d samples", chosen, len(reading.drawn))
                 return with_passes(unit, chosen)
             every = chosen is not None  # the last look joins the pool, which has all chunks
-            self._stage(0, self._rungs(with_passes(unit, missing), missing, reading.drawn, every))
+            self._rung(with_passes(unit, missing), missing, reading.drawn, every)
 
     def _right(self) -> Iterator[tuple[int, Tensor]]:
         """The samples that are correct, with their places."""
@@ -481,21 +485,32 @@ class _Driver:
             for row in (kept["y"] == kept["predicted"]).nonzero()[:, 0].tolist():
                 yield start + row, x[row]
 
-    def _rungs(self, unit: Unit, passes: int, drawn: Sequence[int], every: bool) -> Iterator[Task]:
+    def _rung(self, unit: Unit, passes: int, drawn: Sequence[int], every: bool) -> None:
         """The drawn samples with so many passes, chunk by chunk; every: chunks without one, too."""
         mine = torch.zeros(self.chunks.n, dtype=torch.bool)
         mine[list(drawn)] = True
-        for place in self._missing(key_of(passes)):
-            chosen = mine[place.start : place.stop].clone()
-            if every or bool(chosen.any()):
-                predicted = self.store.get(CLEAN, place.chunk, ("predicted",))[0]["predicted"]
-                yield Rung(place, unit, chosen, predicted)
 
-    def _stage(self, passes: int, tasks: Iterable[Task], whole: bool = False) -> None:
+        def make(place: Place) -> Rung:
+            predicted = self.store.get(CLEAN, place.chunk, ("predicted",))[0]["predicted"]
+            return Rung(place, unit, mine[place.start : place.stop].clone(), predicted)
+
+        missing = self._missing(key_of(passes))
+        places = [p for p in missing if every or bool(mine[p.start : p.stop].any())]
+        self._stage(f"{unit} with {passes} passes", 0, places, make)
+
+    def _stage(
+        self,
+        name: str,
+        passes: int,
+        places: Sequence[Place],
+        make: Callable[[Place], Task],
+        whole: bool = False,
+    ) -> None:
         """Do tasks of one kind, each of about so many passes a sample, and put what comes back
-        on the disk as it comes.
+        on the disk as it comes. Tasks are made when they are asked for. whole: one for all samples.
         """
-        with self.meter.stage(passes, self.chunks.n) as tick:
+        with self.meter.phase(name, passes, self.chunks.n, places) as tick:
+            tasks = map(make, places)
             for task, (tensors, fields), seconds in self.runner.run(self.worker, tasks, tick):
                 key, chunk = task.place.key, task.place.chunk
                 if whole:
@@ -512,12 +527,18 @@ class _Driver:
         seen = [self.store.get(CLEAN, k, ())[1]["sha256"] for k in mine]
         return Place(key, chunk, start, stop, tuple(seen))
 
-    def _missing(self, key: str) -> Iterator[Place]:
-        for chunk, start, stop in self.chunks:
-            if self.store.has(key, chunk):
-                continue
-            first = key == CLEAN  # there are no hashes yet
-            yield Place(key, chunk, start, stop) if first else self._place(key, chunk, start, stop)
+    def _missing(self, key: str, whole: bool = False) -> list[Place]:
+        """What is not in the store yet; whole: all samples are one place."""
+        missing = [chunk for chunk in self.chunks if not self.store.has(key, chunk[0])]
+        if key == CLEAN:  # there are no hashes yet
+            return [Place(key, *chunk) for chunk in missing]
+        if whole and missing:
+            missing = [(0, 0, self.chunks.n)]
+        return [self._place(key, *chunk) for chunk in missing]
+
+    def _once(self, key: str) -> list[Place]:
+        """The first samples, unless they were looked at already."""
+        return [] if self.store.has(key, 0) else [self._place(key, 0, 0, self._first)]
 
     @property
     def _first(self) -> int:
@@ -530,6 +551,7 @@ class _Driver:
         """Known shifts, measured once all curves are known: they are compared with them."""
         if self.shifts is None or not len(self.worker.data):
             return
+        self.meter.report.begin("known shifts")
         run = Reading(Store.open(self.store.folder)).result
         x, y = self.worker.data.read(0, len(self.worker.data))
         orders = sorted({*run.orders, 1.0, 2.0, math.inf})  # those that the page draws
@@ -569,25 +591,24 @@ class _Driver:
         none = torch.zeros(0, *self.worker.data.shape), torch.zeros(0, 2)
         return (torch.cat(x), torch.cat(z)) if x else none
 
-    def _convergence(self) -> Iterator[Task]:
+    def _convergence(self) -> None:
         """One look, on the first chunk, at the engine that has a budget of passes."""
         unit = next((unit for unit in self.settings.units if unit.attack == "nearest"), None)
         if unit is not None and unit.options.get("passes") == AUTO:
             return  # the drawn samples have told
-        if unit is not None and self.chunks.n and not self.store.has(CONVERGENCE, 0):
+        places = self._once(CONVERGENCE) if unit is not None and self.chunks.n else []
+        if unit is not None and places:
             late = Reading(self.store).distances(unit.key)[: self._first]
-            yield Convergence(self._place(CONVERGENCE, 0, 0, self._first), late)
+            self._stage("convergence", 0, places, partial(Convergence, late=late))
 
     def _certify(self, key: str) -> None:
         """Radii chunk by chunk, or of all samples together where a bracket is to be closed."""
-        if self.settings.gap is None:
-            self._stage(CERTIFY_PASSES, self._radii(key))
-            return
-        tasks = list[Task]()
-        if any(True for _ in self._missing(key)):
-            every = self._place(key, 0, 0, self.chunks.n)
-            tasks.append(Close(every, self.settings.time_limit, self._known()))
-        self._stage(CERTIFY_PASSES, tasks, whole=True)
+        whole = self.settings.gap is not None
+        make = self._close if whole else self._limited(key)
+        self._stage("certified radii", CERTIFY_PASSES, self._missing(key, whole), make, whole)
+
+    def _close(self, place: Place) -> Task:
+        return Close(place, self.settings.time_limit, self._known())
 
     def _known(self) -> Tensors | None:
         """The nearest flips of all samples so far, rows and points; None without an attack."""
@@ -600,7 +621,7 @@ class _Driver:
         ]
         return {name: torch.cat([part[name] for part in found]) for name in ("index", "points")}
 
-    def _radii(self, key: str) -> Iterator[Task]:
+    def _limited(self, key: str) -> Callable[[Place], Task]:
         """Radii up to the nearest flip known; a time limit, of every worker, is shared among
         the samples that are left.
         """
@@ -611,28 +632,30 @@ class _Driver:
             math.inf if limit is None else number(limit, "time limit") * self.runner.workers - spent
         )
         given: dict[int, float] = {}
-        known: Tensor | None = None
-        for place in self._missing(key):
-            if known is None:  # read once, and only if there is anything to do
-                known = torch.stack([reading.distances(source) for source in reading.sources]).amin(
-                    0
-                )
-            upper = known[place.start : place.stop].clone()
-            share = len(place) / (self.chunks.n - place.start)
-            used = sum(
-                self.took.get((key, chunk), seconds) for chunk, seconds in given.items()
-            )  # or will be, if not done yet
-            left = (
-                None if limit is None else min((budget - used) * share, number(limit, "time limit"))
-            )
-            given[place.chunk] = left or 0.0
-            yield Certify(place, left, upper)
 
-    def _pools(self) -> Iterator[Task]:
+        @cache
+        def known() -> Tensor:
+            return torch.stack([reading.distances(key) for key in reading.sources]).amin(0)
+
+        def make(place: Place) -> Task:
+            upper = known()[place.start : place.stop].clone()
+            if limit is None:
+                return Certify(place, None, upper)
+            share = len(place) / (self.chunks.n - place.start)
+            # What a chunk took, or what it was given if it is not done yet.
+            used = sum(self.took.get((key, chunk), seconds) for chunk, seconds in given.items())
+            given[place.chunk] = min((budget - used) * share, number(limit, "time limit"))
+            return Certify(place, given[place.chunk], upper)
+
+        return make
+
+    def _pool(self) -> None:
         reading = Reading(self.store)
-        for place in self._missing(reading.pooled):
-            parts = [self.store.get(key, place.chunk)[0] for key in reading.sources]
-            yield Pool(place, parts)
+
+        def make(place: Place) -> Pool:
+            return Pool(place, [self.store.get(key, place.chunk)[0] for key in reading.sources])
+
+        self._stage("a last look at all flips", 1, self._missing(reading.pooled), make)
 
     def _same_data(self) -> None:
         """Data of which the configuration knows a part only (a Dataset in Python) are looked at

@@ -74,7 +74,10 @@ class Local:
             def share(value: float, task: Task = task) -> None:
                 tick(task, value)
 
-            yield task, worker.run(task, share), time.perf_counter() - begun
+            share(0.0)
+            result = worker.run(task, share)
+            share(1.0)
+            yield task, result, time.perf_counter() - begun
 
 
 class Worker:
