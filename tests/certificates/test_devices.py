@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import wassail as ws
 from support.second_device import second_device
-from wassail.certificates.bounds import corners
+from wassail.certificates.bounds import l1_vertices
 from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.corners import CornerSectors
 from wassail.certificates.bounds.crown import Sweep, margins
+from wassail.certificates.bounds.l1_vertices import VertexCones
 from wassail.certificates.graph.graph import Graph, Relu
 from wassail.certificates.graph.reader import read
 from wassail.certificates.search import margins as split
@@ -349,8 +349,8 @@ def test_branching_takes_many_samples_at_once(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("few", [0, 512])
 def test_corners_of_l1_balls(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The figures of the CPU, and few questions to the device."""
-    monkeypatch.setattr(corners, "SMALL", 0)
-    monkeypatch.setattr(corners, "FEW", few)
+    monkeypatch.setattr(l1_vertices, "LEAST_ENTRIES", 0)
+    monkeypatch.setattr(l1_vertices, "BOTH_UP_TO_NEURONS", few)
     torch.manual_seed(6)
     model = made("images").double().eval()
     x = torch.rand(3, 1, 4, 4, dtype=torch.float64)
@@ -363,13 +363,13 @@ def test_corners_of_l1_balls(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
         there = read(model.to(second.device), (1, 4, 4))
         balls = Balls.make(x.to(second.device), ball.to(second.device), 1.0, BOX)
         for small in (0, 2**60, 0):  # the first one finds out about the weights
-            monkeypatch.setattr(corners, "SMALL", small)
+            monkeypatch.setattr(l1_vertices, "LEAST_ENTRIES", small)
             second.waits.clear()
             sweep = Sweep(there, balls).run()
             found = margins(sweep, y.to(second.device))[0]
             asked[small] = second.total
             if not small:
-                assert isinstance(sweep.sectors, CornerSectors)
+                assert isinstance(sweep.cones, VertexCones)
                 assert torch.equal(found.cpu(), expected)
     bent = sum(isinstance(node.op, Relu) for node in graph.nodes)
     assert asked[0] <= asked[2**60] + bent + 2, second.worst()

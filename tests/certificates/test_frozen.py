@@ -108,7 +108,7 @@ def test_radii_are_those_of_the_other_inputs(kind: str, norm: float) -> None:
 def test_margins_hold_for_points_that_leave_inputs_alone(
     kind: str, norm: float, arithmetic: str
 ) -> None:
-    """CROWN with what joins it at l1 and l2 (sectors, corners), before and after an ascent."""
+    """CROWN with slope cones and l1 vertices, before and after an ascent."""
     graph = arithmetic_of(random_graph(kind, 3), arithmetic)
     given = case(graph, 3, norm)
     size = torch.tensor([0.2, 0.6], dtype=DOUBLE)
@@ -145,7 +145,7 @@ class Steps(nn.Module):
         return self.out(nn.functional.softplus(bent))
 
 
-def test_sectors_know_no_direction_of_a_held_input() -> None:
+def test_slope_cones_know_no_direction_of_a_held_input() -> None:
     """On the ball around 0 the bent value goes up to 2, at (1, 0); along (1, 1), which the second
     input would allow, nothing bends.
     """
@@ -156,9 +156,9 @@ def test_sectors_know_no_direction_of_a_held_input() -> None:
     sweep = Sweep(graph, balls).run()
     (read_by,) = [node.inputs[0] for node in graph.nodes if isinstance(node.op, Smooth)]
     assert float(sweep.spans[read_by][1]) >= 2
-    assert sweep.sectors is not None
+    assert sweep.cones is not None
     points = torch.stack([torch.linspace(-1, 1, 101), torch.zeros(101)], 1).double()
-    found, _, across = sweep.sectors.bound(read_by, torch.ones(1, 1).double(), torch.tensor([0]))
+    found, _, across = sweep.cones.bound(read_by, torch.ones(1, 1).double(), torch.tensor([0]))
     most = float(graph.values(points)[read_by].max())
     assert most <= float(torch.minimum(found.constant + across, found.together))
 

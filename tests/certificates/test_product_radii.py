@@ -180,10 +180,10 @@ def test_lengths_of_errors_at_the_margins(
     apart = (z.gather(1, labels) - z) - (precise.gather(1, labels) - precise)
     assert (apart.abs() <= error.repeat(60, 1) + 1e-12).all() and apart.abs().max() > 0
     sweep = Sweep(graph, balls).run()
-    entries = sweep.sectors
-    sweep.sectors = None
+    entries = sweep.cones
+    sweep.cones = None
     alone = margin_errors(sweep, y)
-    sweep.sectors = entries
+    sweep.cones = entries
     assert (margin_errors(sweep, y) <= alone).all()
     assert (margin_errors(sweep, y) < 0.8 * alone).any()
 

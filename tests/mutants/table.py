@@ -41,7 +41,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/bounds/balls.py": _SWEEP,
     "certificates/bounds/crown.py": (
         *_SWEEP,
-        *_tests("rounding_sectors::sweep", "rounding_executed::sweep"),
+        *_tests("rounding_slope_cones::sweep", "rounding_executed::sweep"),
     ),
     "certificates/bounds/backward.py": _SWEEP,
     "certificates/bounds/extent.py": (*_SWEEP, *_tests("rounding_planes")),
@@ -60,7 +60,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/bounds/tangents.py": _TANGENTS,
     "certificates/graph/tangent.py": _TANGENTS,
     "certificates/graph/arc.py": (
-        *_tests("rounding_parts::shifts", "rounding_sectors", "rounding_sweeps"),
+        *_tests("rounding_parts::shifts", "rounding_slope_cones", "rounding_sweeps"),
     ),
     "certificates/graph/graph.py": _tests(
         "rounding_certificates::norms step",
@@ -71,7 +71,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/graph/activations.py": _tests("rounding_parts::shifts", "activations"),
     "certificates/bounds/condense.py": _tests("rounding_sweeps::condensed"),
     "certificates/graph/maps.py": _tests(
-        "rounding_certificates::norms", "norms", "rounding_spheres"
+        "rounding_certificates::norms", "norms", "rounding_ball_relaxation"
     ),
     "certificates/graph/matrix_norms.py": _tests("rounding_certificates::norms", "norms"),
     "certificates/graph/operators/convolution.py": _tests(
@@ -123,17 +123,21 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/exact/polytope.py": _EXACT,
     "certificates/exact/flip_problem.py": _DISTANCE,
     "rounding.py": _tests("rounding"),
-    "certificates/bounds/ball_layer.py": _tests("rounding_spheres", "ball_sweep::packed"),
-    "certificates/bounds/ball_margins.py": _tests("rounding_spheres"),
+    "certificates/bounds/ball_relaxation_layer.py": _tests(
+        "rounding_ball_relaxation", "ball_sweep::packed"
+    ),
+    "certificates/bounds/ball_margins.py": _tests("rounding_ball_relaxation"),
     "certificates/bounds/ball_sweep.py": _tests("ball_sweep"),
-    "certificates/bounds/entry.py": _tests("entry::rounding"),
-    "certificates/bounds/links.py": _tests("rounding_spheres::links norms", "entry::norms"),
-    "certificates/bounds/reach.py": _tests("rounding_spheres"),
-    "certificates/bounds/spheres.py": _tests("rounding_spheres"),
+    "certificates/bounds/ball_first_layer.py": _tests("ball_first_layer::rounding"),
+    "certificates/bounds/ball_quadratic_terms.py": _tests(
+        "rounding_ball_relaxation::links norms", "ball_first_layer::norms"
+    ),
+    "certificates/bounds/reach.py": _tests("rounding_ball_relaxation"),
+    "certificates/bounds/ball_relaxation.py": _tests("rounding_ball_relaxation"),
     "certificates/bounds/quadratic.py": _tests("rounding_quadratic"),
-    "certificates/bounds/corners.py": _tests("rounding_corners"),
-    "certificates/bounds/sectors.py": _tests("rounding_sectors"),
-    "certificates/bounds/sector_layer.py": _tests("rounding_sectors"),
+    "certificates/bounds/l1_vertices.py": _tests("rounding_l1_vertices"),
+    "certificates/bounds/slope_cones.py": _tests("rounding_slope_cones"),
+    "certificates/bounds/slope_cone_layer.py": _tests("rounding_slope_cones"),
     "certificates/bounds/spectral.py": _tests("rounding_spectral"),
     "certificates/bounds/windows.py": _tests("windows::pay"),
     "certificates/lipschitz/kinks.py": _tests("kinks::kink"),
@@ -258,45 +262,49 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "",
         "room_of(",
     ): "how many rows go at a time, not a number of a bound",
-    ("bounds/sectors.py", "", "room_of("): "how many rows go at a time, not a number of a bound",
+    (
+        "bounds/slope_cones.py",
+        "",
+        "room_of(",
+    ): "how many rows go at a time, not a number of a bound",
     **dict.fromkeys(
-        (("bounds/sectors.py", "_along", term) for term in ("2.0**-1000", "2.0**-500")),
+        (("bounds/slope_cones.py", "_along", term) for term in ("2.0**-1000", "2.0**-500")),
         "for a row of zeros, which is NaN without it: then `fmin` takes eps",
     ),
     (
-        "bounds/sectors.py",
+        "bounds/slope_cones.py",
         "_along",
         "UNIT) + self.sizes",
     ): "two lines below the length grows by 2^-20 of itself, which is more for 2^31 neurons",
     (
-        "bounds/sectors.py",
+        "bounds/slope_cones.py",
         "add",
         "UP\n            linear",
     ): "`whole` has been rounded up by 2^12 units, and the two operations lose two",
     **dict.fromkeys(
         (
-            ("bounds/sectors.py", "_widest", f"2.0**-40){end}")
+            ("bounds/slope_cones.py", "_widest", f"2.0**-40){end}")
             for end in ("\n        best", "\n        cut")
         ),
         "the value loses n / 2 + 3 units of itself, and `slack` in `upper` has n + 64",
     ),
     (
-        "bounds/sector_layer.py",
+        "bounds/slope_cone_layer.py",
         "Layer.reach",
         "2.0**-20",
     ): "chooses the level: every level gives a bound",
     (
-        "bounds/sector_layer.py",
+        "bounds/slope_cone_layer.py",
         "Layer.reach",
         "UNIT * (size * room)",
     ): "`box` is off by a unit of itself, in `slack`; more only where a kernel flushes it to 0",
     (
-        "bounds/sector_layer.py",
+        "bounds/slope_cone_layer.py",
         "losses_of",
         "tiny}",
     ): "at the input rows are unit vectors; every other node counts 32 units to spare",
     (
-        "bounds/sector_layer.py",
+        "bounds/slope_cone_layer.py",
         "losses_of",
         "2.0**-20",
     ): "`terms` counts every rounding twice: more than 2^-20 of it is to spare",
@@ -315,16 +323,16 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "STILL",
     ): "what is not tightened keeps the bounds that it has",
     (
-        "bounds/ball_layer.py",
+        "bounds/ball_relaxation_layer.py",
         "",
         "LEAST",
     ): "a multiplier, not a rounding: any above 0 gives a bound, and with 0 there is none",
     (
-        "bounds/ball_layer.py",
+        "bounds/ball_relaxation_layer.py",
         "BallLayer._best",
         "layer.error)",
     ): "second order: `error` counts 1.01 units for one",
-    ("bounds/ball_layer.py", "BallLayer.rows", "self.error"): STEERS,
+    ("bounds/ball_relaxation_layer.py", "BallLayer.rows", "self.error"): STEERS,
     ("bounds/ball_margins.py", "", "2.0**-20"): STEERS,
     ("exact/cones.py", "", "CLOSED"): STEERS,
     (
@@ -458,21 +466,24 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "_executed",
         "error), torch.fmin(",
     ): "a question, not a number",
-    ("bounds/entry.py", "Entry.bound", "2.0**-20"): "every mu gives a bound",
+    ("bounds/ball_first_layer.py", "FirstLayer.bound", "2.0**-20"): "every mu gives a bound",
     **dict.fromkeys(
-        (("bounds/entry.py", "Entry.claimed", f"2.0**-20){end}") for end in (")", "\n")),
+        (
+            ("bounds/ball_first_layer.py", "FirstLayer.claimed", f"2.0**-20){end}")
+            for end in (")", "\n")
+        ),
         "mu is at least 1.01 lam ||W||^2: the other factor is more than 200 roundings",
     ),
     **dict.fromkeys(
         (
-            ("bounds/entry.py", "Entry.claimed", term)
+            ("bounds/ball_first_layer.py", "FirstLayer.claimed", term)
             for term in ("UNIT * mu)", "UNIT * a.norm(dim=1)\n")
         ),
         "|mu x| <= |a| + |res| + lam ||W||^2 |x|: in `sizes`, n + 29 units to spare, and in `unit`",
     ),
     (
-        "bounds/entry.py",
-        "Entry.claimed",
+        "bounds/ball_first_layer.py",
+        "FirstLayer.claimed",
         "UNIT) + off",
     ): "`gap` is smaller by 2^-20, and the quotient larger: more than n units for n < 2^32",
     (
@@ -491,12 +502,12 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "UP\n        length",
     ): "`rate` is larger by 2^-20, and `length_above` has room for a sum",
     (
-        "bounds/links.py",
+        "bounds/ball_quadratic_terms.py",
         "_join",
         "UP\n        share",
     ): "what is made of `inner` is rounded up by 2^12 units after it: more than it loses",
     (
-        "bounds/links.py",
+        "bounds/ball_quadratic_terms.py",
         "restricted_norm",
         "UP\n",
     ): "`slack` is more than 64 units of the square, of which the root takes two",

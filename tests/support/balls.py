@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from wassail.certificates.bounds.ball_margins import DEPTH, STEPS, BallEffort, raised_margins
+from wassail.certificates.bounds.ball_margins import ASCENT_STEPS, DEPTH, BallEffort, raised_margins
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.bounds.rows import Length
@@ -18,7 +18,7 @@ def ball_margins(
     radius: Tensor | float,
     norm: float,
     domain: Domain,
-    steps: int = STEPS,
+    steps: int = ASCENT_STEPS,
     depth: int = DEPTH,
     inner: bool = True,
 ) -> Tensor:

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from support.balls import ball_margins
 from support.rescaled import PIECEWISE, case, inside, random_graph, rescaled
 from support.rounding import MODES, rounded
-from wassail.certificates.bounds.ball_layer import BallLayer
+from wassail.certificates.bounds.ball_relaxation import BallRelaxation
+from wassail.certificates.bounds.ball_relaxation_layer import BallLayer
 from wassail.certificates.bounds.ball_sweep import BallSweep
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.lines import Lines
 from wassail.certificates.bounds.reach import Reach
 from wassail.certificates.bounds.rows import Length
-from wassail.certificates.bounds.spheres import Spheres
 from wassail.certificates.graph.graph import Affine, Graph
 from wassail.certificates.graph.operators.convolution import Conv
 from wassail.certificates.graph.reader import read
@@ -61,8 +61,8 @@ def test_boxes_hold_all_values_and_are_never_wider(kind: str, norm: float, most:
 
 
 def test_a_layer_of_known_optimum_is_met() -> None:
-    """`<w, relu(d)>` with `w > 0` on an l2 ball is `r ||w||`; by boxes it is `r ||w||_1`. Sectors
-    meet it, too.
+    """`<w, relu(d)>` with `w > 0` on an l2 ball is `r ||w||`; by boxes it is `r ||w||_1`.
+    Slope cones meet it, too.
     """
     n = 48
     generator = torch.Generator().manual_seed(0)
@@ -195,7 +195,7 @@ def test_both_starts_are_tried() -> None:
     balls = Balls.make(torch.zeros(1, n, dtype=torch.float64), radius, 2.0, None)
     reach = Reach.make(graph, balls)
     sweep = Sweep(graph, balls, 0, reach.ranges).run()
-    spheres = Spheres(sweep)
+    spheres = BallRelaxation(sweep)
     rows = torch.eye(2, dtype=torch.float64)
     owner = torch.zeros(2, dtype=torch.int64)
     goal = torch.zeros(2, dtype=torch.float64)

@@ -176,7 +176,7 @@ def test_margins_pay_for_the_products_of_their_coefficients(mode: str) -> None:
             centre=one,
             spans={i: (0 * v, 0 * v) for i, v in one.items()},
             executed={i: v if i == 1 else 0 * v for i, v in one.items()},
-            sectors=None,
+            cones=None,
         )
         with rounded(mode):
             found = margin_errors(sweep, torch.tensor([0]))[0, 1]  # type: ignore[arg-type]

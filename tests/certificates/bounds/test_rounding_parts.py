@@ -32,7 +32,7 @@ from wassail.certificates.bounds.lines import (
     rounding_of,
 )
 from wassail.certificates.bounds.rows import Span
-from wassail.certificates.bounds.sectors import Bounded
+from wassail.certificates.bounds.slope_cones import Bounded
 from wassail.certificates.exact.flip_problem import Relaxed
 from wassail.certificates.exact.nearest_flip import nearest_flip
 from wassail.certificates.graph.activations import ACTIVATIONS, Activation, _Gated, rounded_up
@@ -213,7 +213,7 @@ def test_margins_pay_for_their_own_sums(mode: str) -> None:
         climbed=lambda last, rows, owner, steps, constant, a: (constant, a),
         inputs=SimpleNamespace(upper=lambda a, owner: reach),
         balls=SimpleNamespace(targets=None),
-        sectors=None,
+        cones=None,
     )
     assert torch.equal(
         owners, next(chunks.chunks_of(torch.ones(n, k - 1, dtype=torch.bool), 2**19 // k))[0]
@@ -241,7 +241,7 @@ def test_margins_pay_for_what_rows_are_together(mode: str) -> None:
         bound=lambda last, rows, owner: (nothing, none, owner),
         inputs=SimpleNamespace(upper=lambda a, owner: none[:, 0]),
         balls=SimpleNamespace(targets=None),
-        sectors=SimpleNamespace(known=True, bound=lambda *rest: (bounded, none, none[:, 0])),
+        cones=SimpleNamespace(known=True, bound=lambda *rest: (bounded, none, none[:, 0])),
     )
     with rounded(mode):
         y = torch.zeros(n, dtype=torch.int64)

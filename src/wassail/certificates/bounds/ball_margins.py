@@ -1,4 +1,5 @@
-"""Margins by balls and boxes together (`spheres.py`), and a few splits for those that are close.
+"""Margins by balls and boxes together (`ball_relaxation.py`), and a few splits for those that are
+close.
 
 Samples that are left get narrower inner boxes (`ball_sweep.py`), and the same again.
 """
@@ -13,15 +14,15 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
+from wassail.certificates.bounds.ball_relaxation import BallRelaxation, Slopes
 from wassail.certificates.bounds.ball_sweep import BallSweep, passes_of
 from wassail.certificates.bounds.chunks import room_of
 from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.bounds.rows import Length
-from wassail.certificates.bounds.spheres import Slopes, Spheres
 from wassail.certificates.graph.graph import Graph
 from wassail.ties import first_largest
 
-STEPS = 60  # of the ascent on slopes and multipliers
+ASCENT_STEPS = 60  # of the ascent on slopes and multipliers
 SPARE = 0.03  # of a margin: how far beyond it an ascent goes on, since its values are rough
 NEAR = 0.3  # of a margin: bounds that miss it by at most this are split
 DEPTH = 6  # splits one after the other
@@ -53,7 +54,7 @@ def raised_margins(
     y: Tensor,
     lower: Tensor,
     effort: BallEffort,
-    steps: int = STEPS,
+    steps: int = ASCENT_STEPS,
 ) -> tuple[Tensor, Tensor]:
     """The margins of a sweep, better where they were not proved, and the passes that it took for
     each sample, `(N,)`.
@@ -122,7 +123,7 @@ def _raised(
     last = len(graph.nodes) - 1
     z = sweep.centre[last]
     here = z.gather(1, y[:, None]) - z
-    spheres = Spheres(sweep, moved)
+    relaxation = BallRelaxation(sweep, moved)
     eye = torch.eye(graph.outputs, dtype=torch.float64, device=y.device)
     size = _together(graph)
     most = min(size, DOMAINS // effort.width) if effort.depth else size
@@ -132,10 +133,10 @@ def _raised(
         other = rival[part]
         rows = eye[other] - eye[y[mine]]
         goal = here[mine, other]
-        found, slopes = spheres.bound(last, rows, mine, steps, goal * (1 - SPARE))
+        found, slopes = relaxation.bound(last, rows, mine, steps, goal * (1 - SPARE))
         passes = passes + passes_of(mine, len(y), steps)
         if effort.depth:
-            splits = _Splits(spheres, rows, mine, goal, effort, len(y))
+            splits = _Splits(relaxation, rows, mine, goal, effort, len(y))
             found = splits.run(found, slopes)
             passes = passes + splits.passes
         slack = 2.0**-50 * (z[mine].abs().amax(1) + found.abs())
@@ -173,7 +174,7 @@ class _Splits:
     """Domains of the rows that are nearly proved: in each of them some neurons have a side.
 
     Args:
-        spheres: the bounds.
+        relaxation: the bounds.
         rows: `(R, K)`.
         owner: the sample of each, `(R,)`.
         goal: a row is proved where its bound is below this, `(R,)`.
@@ -183,20 +184,20 @@ class _Splits:
 
     def __init__(
         self,
-        spheres: Spheres,
+        relaxation: BallRelaxation,
         rows: Tensor,
         owner: Tensor,
         goal: Tensor,
         effort: BallEffort,
         samples: int,
     ) -> None:
-        self.spheres = spheres
-        self.last = len(spheres.graph.nodes) - 1
+        self.relaxation = relaxation
+        self.last = len(relaxation.graph.nodes) - 1
         self.rows = rows
         self.owner = owner
         self.goal = goal * (1 - 2.0**-20)
         self.effort = effort
-        self.size = _together(spheres.graph)
+        self.size = _together(relaxation.graph)
         self.samples = samples
         self.passes = torch.zeros(samples, dtype=torch.float64, device=owner.device)
 
@@ -249,7 +250,7 @@ class _Splits:
         for some in torch.split(torch.arange(len(left), device=left.device), self.size):
             mine = left[some]
             own = {i: v[some] for i, v in sides.items()}
-            now, end = self.spheres.bound(
+            now, end = self.relaxation.bound(
                 self.last,
                 self.rows[mine],
                 self.owner[mine],
@@ -286,7 +287,7 @@ class _Splits:
         is worse.
         """
         where = (self.last, self.rows[left], self.owner[left])
-        costs = self.spheres.costs(*where, slopes, sides)
+        costs = self.relaxation.costs(*where, slopes, sides)
         sizes = [v[0].numel() for v in costs.values()]
         chosen = first_largest(torch.cat([v.flatten(1) for v in costs.values()], 1))
         halves: dict[int, Tensor] = {}

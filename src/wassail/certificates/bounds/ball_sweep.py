@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
+from wassail.certificates.bounds.ball_relaxation import BallRelaxation
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.chunks import chunks_of, room_of
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.rows import Length, Span, narrow_to, units_of
-from wassail.certificates.bounds.spheres import Spheres
 from wassail.certificates.graph.graph import Graph
 
-FEW = 100  # open neurons of a sample in one layer, up to which an ascent is worth its time
-STEPS = 6  # of that ascent
+OPEN_NEURONS = 100  # open neurons of a sample in one layer, up to which an ascent is worth its time
+ASCENT_STEPS = 6  # of that ascent
 SPARE = 0.03  # how far beyond its kink a neuron's ascent goes on, since its values are rough
 # What a step of an ascent costs: passes for each row, and overhead that is worth so many rows.
 PASSES = 3
@@ -63,7 +63,7 @@ class BallSweep(Sweep):
         self.moved = moved
         self.passes = torch.zeros_like(balls.radius)  # through the network, of each sample
 
-    def _sectors(self) -> None:
+    def _cones(self) -> None:
         """What they say is known."""
         return None
 
@@ -75,19 +75,19 @@ class BallSweep(Sweep):
         node = self.graph.nodes[j]
         low, high = (side.flatten(1).clone() for side in self.spans[j])
         open_ = self.values.open_entries(j, low, high)
-        few = open_.sum(1, keepdim=True) <= FEW
-        spheres = Spheres(self, self.moved)
+        few = open_.sum(1, keepdim=True) <= OPEN_NEURONS
+        relaxation = BallRelaxation(self, self.moved)
         widest = max(n.size for n in self.graph.nodes[: j + 1])
         most = max(1, 4 * room_of(low.device) // widest)
         both_sides = (open_ & few).nonzero()[:, 0].repeat(2)
-        self.passes = self.passes + passes_of(both_sides, len(low), STEPS)
+        self.passes = self.passes + passes_of(both_sides, len(low), ASCENT_STEPS)
         for owner, place in chunks_of(open_ & few, most):
             clock.check()
-            both = self._both(spheres, j, owner, place)
+            both = self._both(relaxation, j, owner, place)
             narrow_to(low, high, owner, place, -both[len(place) :], both[: len(place)])
         self.spans[j] = low.reshape(-1, *node.shape), high.reshape(-1, *node.shape)
 
-    def _both(self, spheres: Spheres, j: int, owner: Tensor, place: Tensor) -> Tensor:
+    def _both(self, relaxation: BallRelaxation, j: int, owner: Tensor, place: Tensor) -> Tensor:
         """Upper bounds on the deviations of some entries of node j, then on their negatives."""
         unit = units_of(self.graph.nodes[j], place, torch.float64)
         c = self.centre[j].flatten(1)[owner, place]
@@ -95,4 +95,4 @@ class BallSweep(Sweep):
         goal = torch.cat([-c, c]).clamp(min=0) * (1 - SPARE)
         # An ascent drops rows, so that each needs its own owner.
         twice = owner.expand(len(place)).repeat(2)
-        return spheres.bound(j, rows, twice, STEPS, goal)[0]
+        return relaxation.bound(j, rows, twice, ASCENT_STEPS, goal)[0]

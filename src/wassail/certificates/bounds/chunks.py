@@ -27,7 +27,7 @@ CHUNK = 2**19  # numbers in one tensor of a backward pass: about what a cache ho
 
 
 # the same on another device, and how many such tensors are kept at a time
-LARGE = 2**23
+DEVICE_CHUNK = 2**23
 
 
 TOGETHER = 8
@@ -96,7 +96,7 @@ def _cut(
 
 def room_of(device: torch.device) -> int:
     """Numbers in one tensor of a backward pass."""
-    return CHUNK if device == HOST else LARGE
+    return CHUNK if device == HOST else DEVICE_CHUNK
 
 
 def groups_of(chunks: Iterator[Chunk], device: torch.device) -> Iterator[list[Chunk]]:

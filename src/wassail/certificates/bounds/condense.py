@@ -19,7 +19,7 @@ from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
 from wassail.certificates.graph.maps import Matrix, Sum
 
 NEURONS = 1500  # undecided neurons up to which it pays
-STEPS = 12  # on the slopes of the lower lines, which cost little on what is left
+SLOPE_STEPS = 12  # on the slopes of the lower lines, which cost little on what is left
 MEMORY = 2**26  # numbers in the largest node while it is built
 
 
@@ -42,7 +42,7 @@ def condensed(bounds: Bounds) -> Bounds:
     # Every coefficient is off by at most gamma times its magnitude, like any other sum over paths
     # of the graph.
     small = replace(layered(exact, size), rounding=gamma(graph)).to(graph.device)
-    return bounds_on(small, bounds.region, STEPS)
+    return bounds_on(small, bounds.region, SLOPE_STEPS)
 
 
 def layered(network: Piecewise, size: Piecewise) -> Graph:

@@ -46,9 +46,9 @@ from wassail.certificates.bounds.chunks import (
     room_of,
     two_chunks,
 )
-from wassail.certificates.bounds.corners import sectors_of
 from wassail.certificates.bounds.executed import call_error
 from wassail.certificates.bounds.extent import InputExtent
+from wassail.certificates.bounds.l1_vertices import slope_cones_of
 from wassail.certificates.bounds.lines import (
     Arithmetic,
     Bend,
@@ -68,7 +68,7 @@ from wassail.certificates.bounds.rows import (
     row_dot,
     units_of,
 )
-from wassail.certificates.bounds.sectors import Sectors
+from wassail.certificates.bounds.slope_cones import SlopeCones
 from wassail.certificates.bounds.substitution import Substitution
 from wassail.certificates.bounds.windows import Looks, Windows
 from wassail.certificates.device import HOST
@@ -147,11 +147,11 @@ class Sweep(Substitution):
         self.halves: dict[int, Span] = {}
         self.spreads: dict[int, Spread] = {}
         self.executed: dict[int, Tensor] = {}  # errors of nodes as they are executed, `(N, *shape)`
-        self.sectors = self._sectors()
+        self.cones = self._cones()
 
-    def _sectors(self) -> Sectors | None:
+    def _cones(self) -> SlopeCones | None:
         """The bounds on rows that know more than boxes."""
-        return sectors_of(self)
+        return slope_cones_of(self)
 
     @cached_property
     def reach(self) -> Reach:
@@ -218,7 +218,7 @@ class Sweep(Substitution):
     @property
     def rows(self) -> int:
         """Coefficient vectors substituted so far."""
-        return self.taken + (0 if self.sectors is None else self.sectors.rows)
+        return self.taken + (0 if self.cones is None else self.cones.rows)
 
     def proved(self) -> dict[int, Span]:
         """The range of the values themselves at the inputs of activations, for sweeps on
@@ -283,7 +283,7 @@ class Sweep(Substitution):
 
     def _within_known(self, i: int, low: Tensor, high: Tensor) -> Span:
         """The span of node i, narrowed by what is known of its values."""
-        for known in (self.known, {} if self.sectors is None else self.sectors.reach.ranges):
+        for known in (self.known, {} if self.cones is None else self.cones.reach.ranges):
             if i not in known:
                 continue
             bottom, top = (side - self.centre[i] for side in known[i])
@@ -325,8 +325,8 @@ class Sweep(Substitution):
         sources = [self.graph.nodes[j] for j in node.inputs]
         ranges = [end_points(self.centre[j], *self.spans[j]) for j in node.inputs]
         error = call_error(node, sizes, self.graph.execution.dtype, sources, ranges)
-        if self.sectors is not None:  # which know how far the inputs move together
-            error = torch.fmin(error, self.sectors.reach.executed[i])
+        if self.cones is not None:  # which know how far the inputs move together
+            error = torch.fmin(error, self.cones.reach.executed[i])
         self.executed[i] = error
         return self.executed[i]
 
@@ -353,8 +353,8 @@ class Sweep(Substitution):
             if kind is self.fast:
                 self.parallel.lines.later(i, partial(shape.lines, up, up, error, kind.precision))
             kind.lines.later(i, partial(shape.lines, up, down, error, kind.precision))
-            if self.sectors is not None and kind is self.sectors.kind:
-                self.sectors.add(i, shape, error)
+            if self.cones is not None and kind is self.cones.kind:
+                self.cones.add(i, shape, error)
             if kind is self.exact and not node.smooth:
                 crossing = (shape.ends[0] < 0) & (shape.ends[1] > 0)
                 make = partial(Bend.make, shape, error, crossing, up, down)
@@ -412,7 +412,7 @@ class Sweep(Substitution):
         if not smooth and (self.fast.lines or self.fast.planes):
             self._screened(j, low, high, windows)
         left = low < high if smooth else self.values.open_entries(j, low, high)
-        if self.sectors is not None and self.sectors.enough and not self.steps:
+        if self.cones is not None and self.cones.enough and not self.steps:
             left = torch.zeros_like(left)
         if windows is not None and not self.steps:
             for some, owner, place in windows.groups(left):
@@ -422,8 +422,8 @@ class Sweep(Substitution):
                 self.taken += 2 * len(place)
             left = torch.zeros_like(left)
         self._bounded_by_rows(j, low, high, left, smooth, spread)
-        if self.sectors is not None:
-            self.sectors.narrow(j, low, high)
+        if self.cones is not None:
+            self.cones.narrow(j, low, high)
         self.spans[j] = low.reshape(-1, *node.shape), high.reshape(-1, *node.shape)
 
     def _widest(self, j: int) -> int:
@@ -616,9 +616,9 @@ def _rise(
     elif polish == "all":
         constant, a = sweep.climbed(last, rows, owner, max(sweep.steps, POLISH), constant, a)
     reach = sweep.inputs.upper(a, owner)
-    if sweep.sectors is None or not sweep.sectors.known:
+    if sweep.cones is None or not sweep.cones.known:
         return constant, a, reach, torch.full_like(reach, math.inf)
-    other, b, across = sweep.sectors.bound(last, rows, owner)
+    other, b, across = sweep.cones.bound(last, rows, owner)
     # Where both are equal but for rounding CROWN's stay.
     better = other.constant + across < constant + reach - ALIKE * (constant.abs() + reach)
     return (

@@ -252,8 +252,8 @@ def margin_errors(sweep: Sweep, y: Tensor) -> Tensor:
     if not found:
         return torch.zeros(0, sweep.graph.outputs, dtype=torch.float64)
     entries = torch.stack(found)
-    if sweep.sectors is not None:
-        entries = torch.fmin(entries, sweep.sectors.reach.margin_errors(sweep.graph, y))
+    if sweep.cones is not None:
+        entries = torch.fmin(entries, sweep.cones.reach.margin_errors(sweep.graph, y))
     return entries.cpu()
 
 

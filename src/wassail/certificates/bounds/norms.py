@@ -16,10 +16,10 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.device import HOST
-from wassail.certificates.graph.contract import contractions
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Relu, Smooth
 from wassail.certificates.graph.maps import Linear
 from wassail.certificates.graph.matrix_norms import UP, change, matrix_norm
+from wassail.certificates.graph.nonexpansive_sort import nonexpansive_sorts
 from wassail.rounding import UNIT, length, times
 from wassail.threat import dual
 
@@ -94,7 +94,7 @@ def _walk(
     """The product of norms, node by node."""
     last = len(graph.nodes) - 1
     enter = change(graph.inputs, norm_in, inner)
-    sorted_ = contractions(graph)
+    sorted_ = nonexpansive_sorts(graph)
     found: list[float] = []
     raw: list[
         bool

@@ -21,12 +21,12 @@ from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.executed import call_error, gamma
 from wassail.certificates.bounds.norms import map_norm
 from wassail.certificates.bounds.rows import Span
-from wassail.certificates.graph.contract import contractions
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Relu, Smooth
 from wassail.certificates.graph.maps import (
     magnitude_map,
     rounding_map,
 )
+from wassail.certificates.graph.nonexpansive_sort import nonexpansive_sorts
 
 UP = 1 + 2.0**-40  # more than the roundings of a few products and of a norm take away
 
@@ -90,7 +90,7 @@ class Forward:
         self.lost: dict[int, Tensor] = {}  # what rounding moves the values of a node by, a length
         self.executed: dict[int, Tensor] = {}
         self.off: dict[int, Tensor] = {}
-        self.sorted = contractions(graph)
+        self.sorted = nonexpansive_sorts(graph)
 
     def run(self) -> Reach:
         """Every node in turn."""

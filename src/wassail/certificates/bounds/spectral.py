@@ -10,7 +10,7 @@ from torch import Tensor
 from wassail.certificates import clock
 from wassail.rounding import UNIT
 
-STEPS = 16  # of a power iteration
+POWER_STEPS = 16  # of a power iteration
 FACTORS = (1 + 1e-9, 1.001, 1.01, 1.1, 1.5)  # of its result, of which a Cholesky factor proves one
 
 
@@ -46,7 +46,7 @@ def _top(gram: Tensor, trace: Tensor) -> Tensor:
     """The largest eigenvalue of each Gram matrix, from above up to rounding: `(N,)`."""
     m = gram.shape[1]
     v = gram.diagonal(dim1=1, dim2=2).sqrt()[:, :, None]
-    for _ in range(STEPS):
+    for _ in range(POWER_STEPS):
         v = gram @ v
         v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp(min=1e-300)
     guess = (v * (gram @ v)).sum((1, 2))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wassail import rounding
-from wassail.certificates.bounds.condense import STEPS, layered
+from wassail.certificates.bounds.condense import SLOPE_STEPS, layered
 from wassail.certificates.bounds.ranges import bounds_on, gamma
 from wassail.certificates.exact.programs import Array, shortest, shortest_euclidean
 from wassail.certificates.exact.relaxation import Triangle, substitute, triangle
@@ -79,7 +79,7 @@ class Relaxed:
         net = graph.piecewise(states)
         most = graph.absolute().piecewise(states)
         small = replace(layered(net, most), rounding=gamma(graph))
-        again = bounds_on(small, region, STEPS)
+        again = bounds_on(small, region, SLOPE_STEPS)
         none = torch.zeros(0, dtype=torch.float64)
         self.low, self.high = (
             torch.cat([none, *(span[k].flatten() for span in again.spans.values())]) for k in (0, 1)

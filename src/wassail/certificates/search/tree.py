@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from wassail.certificates import clock
 from wassail.certificates.bounds.ascent import Ascent
 from wassail.certificates.bounds.backward import Backward
-from wassail.certificates.bounds.chunks import LARGE
+from wassail.certificates.bounds.chunks import DEVICE_CHUNK
 from wassail.certificates.bounds.lines import Arithmetic, Lines
 from wassail.certificates.bounds.rows import flattened, of_owner, row_dot, unflattened
 from wassail.certificates.device import HOST
@@ -85,7 +85,7 @@ class Tree(Neurons):
         """How many of so many subproblems are bounded at once."""
         device = self.sweep.graph.device
         widest = max(n.size for n in self.sweep.graph.nodes)
-        return max(1, count if device == HOST else LARGE // widest)
+        return max(1, count if device == HOST else DEVICE_CHUNK // widest)
 
     def deep(self, subproblems: Subproblems) -> Tensor:
         """Subproblems with a quarter of their unstable neurons fixed, bool `(R,)` on the CPU."""

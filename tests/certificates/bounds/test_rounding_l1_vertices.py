@@ -1,4 +1,4 @@
-"""Bounds by the corners of an l1 ball: every part pays for its own rounding, in every rounding
+"""Bounds by the vertices of an l1 ball: every part pays for its own rounding, in every rounding
 mode, against fractions.
 
 A part is given numbers, which are exact as they stand.
@@ -14,13 +14,20 @@ from torch import Tensor
 
 from support.exact import normal, perceptron, uniform
 from support.rounding import MODES, fractions, rounded, serial
-from wassail.certificates.bounds import corners
+from wassail.certificates.bounds import l1_vertices
 from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.corners import Corners, CornerSectors, Found, Turn, above, turns_of
 from wassail.certificates.bounds.crown import Sweep
+from wassail.certificates.bounds.l1_vertices import (
+    Found,
+    Turn,
+    VertexCones,
+    VertexValues,
+    above,
+    turns_of,
+)
 from wassail.certificates.bounds.lines import Precision, Shape, Values
 from wassail.certificates.bounds.rows import row_dot
-from wassail.certificates.bounds.sectors import Pulled
+from wassail.certificates.bounds.slope_cones import Pulled
 from wassail.certificates.graph.graph import Graph, Node, Relu
 
 SINGLE = torch.float32
@@ -28,9 +35,9 @@ DOUBLE = torch.float64
 ONE = torch.zeros(1, dtype=torch.int64)
 
 
-def given(n: int, radius: float = 1 / 3, **more: Any) -> CornerSectors:
+def given(n: int, radius: float = 1 / 3, **more: Any) -> VertexCones:
     """Without a sweep: samples of n inputs and no walls."""
-    found = object.__new__(CornerSectors)
+    found = object.__new__(VertexCones)
     x = torch.zeros(1, n, dtype=DOUBLE)
     balls = Balls.make(x, torch.full((1,), radius, dtype=DOUBLE), 1.0, None)
     found.graph = Graph((Node((), (n,), "the input"),))
@@ -44,7 +51,7 @@ def given(n: int, radius: float = 1 / 3, **more: Any) -> CornerSectors:
     return found
 
 
-# --- values at corners -------------------------------------------------------------------------
+# --- values at vertices -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -67,7 +74,7 @@ def test_sums_of_many_functions(sparse: bool, mode: str) -> None:
     weight = 1 + uniform(1, count, seed=4)
     with rounded(mode):
         part = above(values, torch.zeros(count, dtype=DOUBLE), sparse)
-        found = Corners.make([part], 2, values).sums(weight)
+        found = VertexValues.make([part], 2, values).sums(weight)
     known = part.values.reshape(values.shape)
     for size, column in zip(found[0].tolist(), fractions(known.T.contiguous())):
         exact = sum(a * b for a, b in zip(column, fractions(weight)[0]))
@@ -76,7 +83,7 @@ def test_sums_of_many_functions(sparse: bool, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_values_of_rows(mode: str) -> None:
-    """What rounding takes from the value at a corner is fixed besides."""
+    """What rounding takes from the value at a vertex is fixed besides."""
     rows = 50
     found = given(3, turns={2: SimpleNamespace(samples=[turn(1, 3)])})
     a = normal(rows, 3, seed=5)
@@ -86,7 +93,7 @@ def test_values_of_rows(mode: str) -> None:
     with rounded(mode):
         values, fixed, _ = found._values(Pulled(zero, zero, a, {2: bent}), sign, 0)
     radius = Fraction(1 / 3)
-    added = fractions(found.turns[2].samples[0].corners.values)[0]
+    added = fractions(found.turns[2].samples[0].vertices.values)[0]
     start = Fraction(float(found.turns[2].samples[0].start))
     parts = (a * sign[:, None], bent[:, 0].abs(), values, fixed)
     for row, weight, known, paid in zip(*map(fractions, parts)):
@@ -96,11 +103,11 @@ def test_values_of_rows(mode: str) -> None:
 
 
 def turn(count: int, n: int) -> Turn:
-    """Neurons that bend at every corner, and start to at the sample."""
+    """Neurons that bend at every vertex, and start to at the sample."""
     values = (1 + uniform(count, 2 * n, seed=8)) / 7
     far = torch.full((count,), 1e9, dtype=DOUBLE)
     start = (1 + uniform(count, seed=9)) / 7
-    return Turn(torch.arange(count), far, start, far, Corners(count, values, None, None))
+    return Turn(torch.arange(count), far, start, far, VertexValues(count, values, None, None))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -138,7 +145,7 @@ def filled(best: list[Fraction], share: list[Fraction]) -> Fraction:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("few", [True, False])
 def test_knapsacks_over_many_corners(few: bool, mode: str) -> None:
-    """By prices, where few corners are filled, and else by sorting."""
+    """By prices, where few vertices are filled, and else by sorting."""
     n = 4096
     share = torch.full((1, n), 0.01 if few else 1e-3, dtype=DOUBLE)
     found = given(n, shares=share, counts=[100 if few else 1000])
@@ -158,9 +165,9 @@ def test_knapsacks_over_many_corners(few: bool, mode: str) -> None:
 
 @pytest.fixture
 def every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small layers, too, and nothing but corners."""
-    monkeypatch.setattr(corners, "SMALL", 0)
-    monkeypatch.setattr(corners, "FEW", 0)
+    """Small layers, too, and nothing but vertices."""
+    monkeypatch.setattr(l1_vertices, "LEAST_ENTRIES", 0)
+    monkeypatch.setattr(l1_vertices, "BOTH_UP_TO_NEURONS", 0)
 
 
 @pytest.mark.usefixtures("every_layer")
@@ -176,9 +183,9 @@ def test_shares_of_corners_behind_a_wall(mode: str) -> None:
     radius = torch.full((1,), 0.7, dtype=DOUBLE)
     with rounded(mode):
         balls = Balls.make(x, radius, 1.0, (x, high))
-        sectors = Sweep(graph, balls).run().sectors
-    assert isinstance(sectors, CornerSectors)
-    parts = (balls.above, sectors.shares)
+        cones = Sweep(graph, balls).run().cones
+    assert isinstance(cones, VertexCones)
+    parts = (balls.above, cones.shares)
     for room, share in zip(*(fractions(v)[0] for v in parts)):
         assert share >= min(room / Fraction(0.7), 1)
     frozen = Sweep(graph, Balls.make(x, radius, 1.0, (x, x))).run()
@@ -188,7 +195,7 @@ def test_shares_of_corners_behind_a_wall(mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_spans_and_zones_of_a_layer(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given what rows add: the span on the side where a neuron changes, where it starts to bend,
-    and how far it is beyond that at a corner.
+    and how far it is beyond that at a vertex.
     """
     rows = 100
     c = -uniform(1, rows, seed=16) / 3
@@ -198,9 +205,9 @@ def test_spans_and_zones_of_a_layer(mode: str, monkeypatch: pytest.MonkeyPatch) 
     found = given(1, turns={2: None})
     found.graph = Graph((Node((), (1,), "the input"), Node((0,), (rows,), "")))
     found.values = Values(found.graph, {1: c}, {})
-    monkeypatch.setattr(CornerSectors, "pull_units", lambda *rest: None)
-    monkeypatch.setattr(CornerSectors, "_values", lambda *rest: (values, fixed, None))
-    monkeypatch.setattr(CornerSectors, "_filled", lambda *rest: top)
+    monkeypatch.setattr(VertexCones, "pull_units", lambda *rest: None)
+    monkeypatch.setattr(VertexCones, "_values", lambda *rest: (values, fixed, None))
+    monkeypatch.setattr(VertexCones, "_filled", lambda *rest: top)
     low = torch.full((1, rows), -9.0, dtype=DOUBLE)
     high = -low
     with rounded(mode):
@@ -221,9 +228,9 @@ def test_bounds_of_rows_pay_for_their_sums(mode: str, monkeypatch: pytest.Monkey
     more = fixed.abs() * (1 + 1e-3 * normal(rows, seed=22))
     found = given(1, kind=Precision(DOUBLE, 8))
     pulled = Pulled(fixed, fixed, torch.zeros(rows, 1, dtype=DOUBLE), {})
-    monkeypatch.setattr(CornerSectors, "_pulled", lambda *rest: pulled)
-    monkeypatch.setattr(CornerSectors, "_values", lambda *rest: (None, fixed, more))
-    monkeypatch.setattr(CornerSectors, "_filled", lambda *rest: top)
+    monkeypatch.setattr(VertexCones, "_pulled", lambda *rest: pulled)
+    monkeypatch.setattr(VertexCones, "_values", lambda *rest: (None, fixed, more))
+    monkeypatch.setattr(VertexCones, "_filled", lambda *rest: top)
     with rounded(mode):
         bound, _, _ = found.bound(1, torch.zeros(rows, 1, dtype=DOUBLE), ONE)
     parts = (fixed, top, more, bound.constant, bound.together)
@@ -247,7 +254,7 @@ def found_of(shape: Shape, inside: bool) -> Found:
     """Of all neurons, or of none."""
     n = shape.c.shape[1]
     place = torch.arange(n if inside else 0)
-    none = Corners(len(place), torch.zeros(len(place), 2, dtype=DOUBLE), None, None)
+    none = VertexValues(len(place), torch.zeros(len(place), 2, dtype=DOUBLE), None, None)
     start = torch.zeros(len(place), dtype=DOUBLE)
     return Found(torch.full_like(shape.c, inside, dtype=torch.bool), (place,), [start], [none])
 
@@ -306,7 +313,7 @@ def test_neurons_pay_for_their_value_at_the_sample(mode: str) -> None:
 
 
 def test_layers_keep_the_errors_of_their_inputs() -> None:
-    """For corners, and for the lengths beside them."""
+    """For vertices, and for the lengths beside them."""
     n = 20
     shape = shape_of(n, 0.0)
     seen: list[Tensor] = []

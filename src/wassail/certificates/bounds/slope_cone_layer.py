@@ -1,5 +1,5 @@
 """One activation over its spans: how far its neurons bend beside their middle slopes
-(`sectors.py`).
+(`slope_cones.py`).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Bent(Slanted):
 class Layer:
     """An activation, and how long `e / root` is at most.
 
-    eps: that length, `(N, 1)`; for r = 1 at each corner of the ball, `(N, n)`. direct: whether it
+    eps: that length, `(N, 1)`; for r = 1 at each vertex of the ball, `(N, n)`. direct: whether it
     comes from linear maps of the input and of the layers before, so that a forward pass along one
     direction says more, `(N,)`; else it is one number for all directions. links: layer before ->
     `||B sqrt k||_2`, `(N,)`. rest: what rounding adds to a length, `(N,)`.

@@ -15,20 +15,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from wassail.certificates.bounds.ball_first_layer import FirstLayer
 from wassail.certificates.bounds.crown import Sweep
-from wassail.certificates.bounds.entry import Entry
 from wassail.certificates.bounds.norms import map_norm
 from wassail.certificates.bounds.reach import UP, length_above
 from wassail.certificates.bounds.rows import Length
-from wassail.certificates.graph.contract import contractions
+from wassail.certificates.graph.nonexpansive_sort import nonexpansive_sorts
 
-SMALL = 512  # rows of a matrix whose norm is computed for each sample
-SMALLER = 0.8  # of the radius that a link gives: a smaller ball takes its place
-FAINT = 1e-60  # radii below this have no links: squares might underflow
+NORM_UP_TO_ROWS = 512  # rows of a matrix whose norm is computed for each sample
+SMALLER = 0.8  # of the radius that a term gives: a smaller ball takes its place
+FAINT = 1e-60  # radii below this hand no term on: squares might underflow
 
 
 @dataclass(frozen=True, eq=False)
-class Link:
+class QuadraticTerm:
     """`||d||^2 <= square ||d'||^2 + rest`, d' the deviations of another node.
 
     source: that node; square, rest: `(N,)`; good: samples for which this is used.
@@ -40,24 +40,24 @@ class Link:
     good: Tensor
 
 
-class Links:
-    """For every layer of ReLUs that a sweep leaves undecided: its ball and its link.
+class LayerBalls:
+    """For every layer of ReLUs that a sweep leaves undecided: its ball and its quadratic term.
 
     free: layer -> the neurons in the ball, `(N, *shape)`; the others are dead. radius: layer -> of
-    the ball, `(N,)`. links: layer -> the link to the layer before. entry, first, door: the layer
-    that reads the input, its node, and its link.
+    the ball, `(N,)`. quadratic: layer -> what its term is handed on as. first_layer, first,
+    first_quadratic: the layer that reads the input, its node, and what its term is handed on as.
     """
 
     def __init__(self, sweep: Sweep, lengths: Mapping[int, Length] | None = None) -> None:
         self.sweep = sweep
         self.graph = sweep.graph
         self.reach = sweep.reach
-        self.sorted = contractions(self.graph)
+        self.sorted = nonexpansive_sorts(self.graph)
         self.radius: dict[int, Tensor] = {}
         self.free: dict[int, Tensor] = {}
-        self.links: dict[int, Link] = {}
-        self.entry: Entry | None = None
-        self.door: Link | None = None
+        self.quadratic: dict[int, QuadraticTerm] = {}
+        self.first_layer: FirstLayer | None = None
+        self.first_quadratic: QuadraticTerm | None = None
         self.first = -1
         sources = {self._path(i)[0] for i in sweep.bends}
         for i, bend in sweep.bends.items():
@@ -72,25 +72,25 @@ class Links:
             self.radius[i] = torch.minimum(self.reach.radius[j], box)
             self._join(i)
         for i, (length, those) in (lengths or {}).items():
-            if i in self.links:
+            if i in self.quadratic:
                 self._part(i, length, those)
 
     def _part(self, i: int, length: Tensor, those: Tensor) -> None:
         """Where a ball around the undecided neurons alone is smaller, it takes the place of the
-        link: what others hand on to node i would need all of its neurons.
+        term: what others hand on to node i would need all of its neurons.
         """
         better = length < SMALLER * self.radius[i]
         mask = better.reshape(-1, *[1] * (self.free[i].ndim - 1))
         self.free[i] = torch.where(mask, self.sweep.bends[i].crossing & those, self.free[i])
         self.radius[i] = torch.where(better, length, self.radius[i])
-        for k, link in self.links.items():
-            if k == i or link.source == i:
-                self.links[k] = replace(link, good=link.good & ~better)
+        for k, term in self.quadratic.items():
+            if k == i or term.source == i:
+                self.quadratic[k] = replace(term, good=term.good & ~better)
 
     def _join(self, i: int) -> None:
-        """Link node i to the layer before, or to the input."""
+        """QuadraticTerm node i to the layer before, or to the input."""
         source, *path = self._path(i)
-        first = source == 0 and self.sweep.balls.norm == 2 and self.entry is None
+        first = source == 0 and self.sweep.balls.norm == 2 and self.first_layer is None
         if not path or not (first or source in self.radius):
             return
         norm, lost = self._norm(i)
@@ -100,15 +100,15 @@ class Links:
         good = (total <= 1.001 * self.radius[i]) & (inner > FAINT)
         square = norm.square() * (1 + share) * UP
         # (s + e)^2 <= s^2 (1 + share) + e^2 (1 + 1 / share)
-        link = Link(source, square, lost * (lost + inner) * UP, good)
+        term = QuadraticTerm(source, square, lost * (lost + inner) * UP, good)
         self.radius[i] = torch.minimum(self.radius[i], total)
         if first:
             self.first = i
-            self.entry = Entry(self.graph, path, self.free[i], self.sweep.inputs, norm)
-            # The entry knows the norm itself.
-            self.door = Link(0, (1 + share) * UP, link.rest, good)
+            self.first_layer = FirstLayer(self.graph, path, self.free[i], self.sweep.inputs, norm)
+            # The first layer knows the norm itself.
+            self.first_quadratic = QuadraticTerm(0, (1 + share) * UP, term.rest, good)
         else:
-            self.links[i] = link
+            self.quadratic[i] = term
 
     def _path(self, i: int) -> list[int]:
         """The node that the inputs of node i are an affine function of, then the affine nodes."""
@@ -136,7 +136,7 @@ class Links:
             lost = (most * lost + self.reach.lost[j]) * UP
             own = torch.full_like(norm, most)
             matrix = nodes[j].matrix
-            if matrix is not None and nodes[j].size <= SMALL:
+            if matrix is not None and nodes[j].size <= NORM_UP_TO_ROWS:
                 rows = self.free[i] if j == path[-1] else None
                 own = torch.minimum(own, restricted_norm(matrix, rows, columns, len(norm)))
             norm = norm * own * UP

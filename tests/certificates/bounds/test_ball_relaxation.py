@@ -16,12 +16,12 @@ from support.balls import ball_margins
 from support.rescaled import NORMS, PIECEWISE, case, inside, random_graph
 from support.rounding import MODES, rounded
 from wassail.certificates.bounds import ball_margins as margins_of
-from wassail.certificates.bounds.ball_layer import BallLayer
+from wassail.certificates.bounds.ball_relaxation import BallRelaxation
+from wassail.certificates.bounds.ball_relaxation_layer import BallLayer
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margin_bounds
 from wassail.certificates.bounds.lines import Lines
 from wassail.certificates.bounds.reach import Reach
-from wassail.certificates.bounds.spheres import Spheres
 from wassail.certificates.graph.reader import read
 
 INF = math.inf
@@ -90,7 +90,7 @@ def test_any_slopes_and_multipliers_prove_only_what_is_true() -> None:
     balls = Balls.make(x, radius, 2.0, None)
     reach = Reach.make(graph, balls)
     sweep = Sweep(graph, balls, 0, reach.ranges).run()
-    spheres = Spheres(sweep)
+    spheres = BallRelaxation(sweep)
     last = len(graph.nodes) - 1
     owner = torch.tensor([0, 0, 1, 2])
     rows = torch.randn(4, 4, generator=generator, dtype=torch.float64)
@@ -98,7 +98,7 @@ def test_any_slopes_and_multipliers_prove_only_what_is_true() -> None:
     away = torch.stack([graph.logits(p) for p in points]) - graph.logits(x)
     true = (away[:, owner] * rows).sum(2).amax(0)
     layers = spheres._layers(sweep.exact, last, owner, {})
-    assert spheres.balls.entry is not None and spheres.balls.links
+    assert spheres.balls.first_layer is not None and spheres.balls.quadratic
     signs = {i: torch.zeros(4, *layer.c.shape[1:], dtype=torch.int8) for i, layer in layers.items()}
     for turn in range(30):
         slopes = {}
@@ -133,7 +133,7 @@ def test_what_is_in_a_ball_moves_no_farther(kind: str) -> None:
     balls = Balls.make(given.x, radius, 2.0, BOX)
     reach = Reach.make(graph, balls)
     sweep = Sweep(graph, balls, 0, reach.ranges).run()
-    links = Spheres(sweep).balls
+    links = BallRelaxation(sweep).balls
     here = graph.values(given.x)
     for some in inside(given.x, radius, 2.0, 30, 1):
         there = graph.values(some)
@@ -141,8 +141,8 @@ def test_what_is_in_a_ball_moves_no_farther(kind: str) -> None:
             j = graph.nodes[i].inputs[0]
             moved = ((there[j] - here[j]) * free).flatten(1).norm(dim=1)
             assert (moved <= links.radius[i] * (1 + 1e-12)).all()
-            if i in links.links:
-                link = links.links[i]
+            if i in links.quadratic:
+                link = links.quadratic[i]
                 before = (there[link.source] - here[link.source]).flatten(1).norm(dim=1)
                 most = link.square * before.square() + link.rest
                 assert (moved.square() <= most * (1 + 1e-12)).all()
@@ -172,14 +172,14 @@ def test_splits_in_small_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) ->
     x = torch.rand(8, 8, dtype=torch.float64)
     y = graph.logits(x).argmax(1)
     flips = ws.nearest(model, x, y, 2, None, passes=300).distances
-    bound = Spheres.bound
+    bound = BallRelaxation.bound
     asked: list[int] = []
 
-    def watched(self: Spheres, last: int, rows: Tensor, *rest: Any) -> Any:
+    def watched(self: BallRelaxation, last: int, rows: Tensor, *rest: Any) -> Any:
         asked.append(len(rows))
         return bound(self, last, rows, *rest)
 
-    monkeypatch.setattr(Spheres, "bound", watched)
+    monkeypatch.setattr(BallRelaxation, "bound", watched)
     where = (graph, x, y, 0.85 * flips, 2.0, None)
     whole = ball_margins(*where, inner=False)
     assert max(asked) > 2

@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 from support.rounding import MODES, fractions, rounded, serial
 from wassail.certificates.bounds import ball_margins as margins_of
-from wassail.certificates.bounds import links
+from wassail.certificates.bounds import ball_quadratic_terms
 from wassail.certificates.bounds import reach as reach_of
-from wassail.certificates.bounds.ball_layer import BallLayer
+from wassail.certificates.bounds.ball_quadratic_terms import LayerBalls
+from wassail.certificates.bounds.ball_relaxation import BallRelaxation
+from wassail.certificates.bounds.ball_relaxation_layer import BallLayer
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.executed import arithmetic_of, call_error, gamma
 from wassail.certificates.bounds.lines import Lines
-from wassail.certificates.bounds.links import Links
 from wassail.certificates.bounds.norms import map_norm
 from wassail.certificates.bounds.reach import Forward, Reach, length_above
-from wassail.certificates.bounds.spheres import Spheres
 from wassail.certificates.graph.execution import Call, Execution
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
 from wassail.certificates.graph.maps import Concat, Matrix, Scale, Sum
@@ -374,7 +374,7 @@ def test_layers_pay_for_long_sums(mode: str) -> None:
     graph = crossing(n)
     balls = Balls.make(torch.zeros(1, n, dtype=DOUBLE), torch.ones(1, dtype=DOUBLE), INF, None)
     sweep = Sweep(graph, balls).run()
-    found = Spheres(sweep)
+    found = BallRelaxation(sweep)
     layers = found._layers(sweep.exact, 3, ONE, {})
     assert torch.equal(layers[2].error, sweep.bends[2].error) and layers[2].error.all()
     half = torch.full((1, n), 0.5, dtype=DOUBLE)
@@ -404,7 +404,7 @@ def test_margins_pay_for_their_own_sums(mode: str, monkeypatch: pytest.MonkeyPat
         margins_of, "margins", lambda _, own: (torch.full((len(own), k), -INF).double(),)
     )
     bound = SimpleNamespace(bound=lambda *rest: (taken, {}))
-    monkeypatch.setattr(margins_of, "Spheres", lambda *rest: bound)
+    monkeypatch.setattr(margins_of, "BallRelaxation", lambda *rest: bound)
     y = torch.arange(n) % k
     with rounded(mode):
         lower = torch.full((n, k), -INF).double()
@@ -418,18 +418,18 @@ def test_margins_pay_for_their_own_sums(mode: str, monkeypatch: pytest.MonkeyPat
                 assert Fraction(float(found[i, j])) <= exact
 
 
-def links_of(sizes: int, source: float) -> Links:
+def links_of(sizes: int, source: float) -> LayerBalls:
     """Of a chain of maps between two layers of ReLUs, without a sweep; source: how far the first
     one moves.
     """
-    given = object.__new__(Links)
+    given = object.__new__(LayerBalls)
     one = torch.ones(1, dtype=DOUBLE)
     maps = [Node((k + 1,), (1,), "", Affine(Matrix(0.7 * one[:, None]))) for k in range(sizes)]
     last = replace(relu(1, 0.0), inputs=(sizes + 1,))
     given.graph = Graph((start(1), relu(1, 0.0), *maps, last))
     given.sorted = {}
-    given.links = {}
-    given.entry = None
+    given.quadratic = {}
+    given.first_layer = None
     given.free = {}
     given.radius = {1: one * source, sizes + 2: one * INF}
     return given
@@ -448,7 +448,7 @@ def test_links_pay_for_their_products(
         norm, radius, lost = (float(v) for v in 1 + uniform(3, seed=k + 40))
         lost = lost * size
         monkeypatch.setattr(
-            Links, "_norm", lambda self, i, norm=norm, lost=lost: (one * norm, one * lost)
+            LayerBalls, "_norm", lambda self, i, norm=norm, lost=lost: (one * norm, one * lost)
         )
         given = links_of(1, radius)
         given.sweep = SimpleNamespace(balls=SimpleNamespace(norm=1))  # type: ignore[assignment]
@@ -460,7 +460,7 @@ def test_links_pay_for_their_products(
         sweep = SimpleNamespace(balls=SimpleNamespace(norm=2), inputs=None)
         first.sweep = sweep  # type: ignore[assignment]
         first.reach = SimpleNamespace(radius={0: one * radius})  # type: ignore[assignment]
-        monkeypatch.setattr(links, "Entry", lambda *rest: rest)
+        monkeypatch.setattr(ball_quadratic_terms, "FirstLayer", lambda *rest: rest)
         with rounded(mode):
             given._join(3)
             first._join(2)
@@ -468,22 +468,27 @@ def test_links_pay_for_their_products(
         whole = inner + Fraction(lost)
         assert Fraction(float(given.radius[3])) >= whole
         assert Fraction(float(first.radius[2])) >= whole
-        link = given.links[3]
+        link = given.quadratic[3]
         square, rest = Fraction(float(link.square)), Fraction(float(link.rest))
         assert square * Fraction(radius) ** 2 + rest >= whole**2
-        assert first.door is not None
-        square, rest = Fraction(float(first.door.square)), Fraction(float(first.door.rest))
+        assert first.first_quadratic is not None
+        square, rest = (
+            Fraction(float(first.first_quadratic.square)),
+            Fraction(float(first.first_quadratic.rest)),
+        )
         assert square * inner**2 + rest >= whole**2
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_norms_of_two_maps(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their product, and what both lose."""
-    monkeypatch.setattr(links, "restricted_norm", lambda *rest: torch.full((1,), INF).double())
+    monkeypatch.setattr(
+        ball_quadratic_terms, "restricted_norm", lambda *rest: torch.full((1,), INF).double()
+    )
     for k in range(20):
         given = links_of(2, 1.0)
         own, *each = (float(v) for v in 1 + uniform(3, seed=k + 60))
-        monkeypatch.setattr(links, "map_norm", lambda *rest, own=own: own)
+        monkeypatch.setattr(ball_quadratic_terms, "map_norm", lambda *rest, own=own: own)
         lost = {j + 2: torch.full((1,), v, dtype=DOUBLE) for j, v in enumerate(each)}
         given.reach = SimpleNamespace(radius={0: lost[2]}, lost=lost)  # type: ignore[assignment]
         given.free = {4: torch.ones(1, 1) > 0}
@@ -495,7 +500,9 @@ def test_norms_of_two_maps(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_norms_of_matrices_whose_squares_underflow() -> None:
     small = torch.full((3, 4), 1e-200, dtype=DOUBLE)
-    assert float(links.restricted_norm(small, None, None, 1)) >= 1e-200 * math.sqrt(12)
+    assert float(ball_quadratic_terms.restricted_norm(small, None, None, 1)) >= 1e-200 * math.sqrt(
+        12
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -504,7 +511,7 @@ def test_norms_of_long_rows(mode: str) -> None:
     units = torch.randint(2**25, 2**26, (2**10, 2**10), generator=torch.Generator().manual_seed(26))
     square = sum(units.square().sum(1).tolist())
     with rounded(mode):
-        found = links.restricted_norm(units.reshape(1, -1).double(), None, None, 1)
+        found = ball_quadratic_terms.restricted_norm(units.reshape(1, -1).double(), None, None, 1)
     assert Fraction(float(found)) ** 2 >= square
 
 
@@ -557,20 +564,20 @@ def test_cuts_and_claims_pay_for_their_sums(mode: str, monkeypatch: pytest.Monke
     one = torch.ones(1, dtype=DOUBLE)
     for k in range(20):
         q, radius, apart, upper = (float(v) for v in 1 + uniform(4, seed=k + 90))
-        given = object.__new__(Spheres)
+        given = object.__new__(BallRelaxation)
         given.reach = SimpleNamespace(radius={1: one * radius})  # type: ignore[assignment]
-        door = SimpleNamespace(square=one, good=one > 0)
-        entry = SimpleNamespace(bound=lambda *rest: one * INF)
+        handed = SimpleNamespace(square=one, good=one > 0)
+        layer = SimpleNamespace(bound=lambda *rest: one * INF)
         given.balls = SimpleNamespace(  # type: ignore[assignment]
-            radius={1: one * radius}, first=1, door=door, entry=entry
+            radius={1: one * radius}, first=1, first_quadratic=handed, first_layer=layer
         )
         inputs = SimpleNamespace(upper=lambda a, owner, upper=upper: one * upper)
         given.sweep = SimpleNamespace(exact=None, inputs=inputs)  # type: ignore[assignment]
         exact = Fraction(q) / 2 * Fraction(radius) ** 2
         constant = -float(exact + Fraction(upper)) * (1 + 1e-9 * apart)
         parts: list[Tensor | None] = [one * constant, one, one * q]
-        monkeypatch.setattr(Spheres, "_layers", lambda *rest: {})
-        monkeypatch.setattr(Spheres, "_substitute", lambda *rest, parts=parts: parts)
+        monkeypatch.setattr(BallRelaxation, "_layers", lambda *rest: {})
+        monkeypatch.setattr(BallRelaxation, "_substitute", lambda *rest, parts=parts: parts)
         zero = 0 * one[:, None]
         with rounded(mode):
             cuts = (

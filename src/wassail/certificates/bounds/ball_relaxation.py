@@ -19,9 +19,10 @@ a wide box stay on their side. Each row takes the one that is better for it.
 
 Where `rho` comes from: the norms of the layers, times the radius at the input (`reach.py`). Better,
 `(lam / 2) ||d||^2` is not replaced by `(lam / 2) rho^2` but handed on to the layer before
-(`links.py`): there it is `(q / 2) ||f(c + d') - f(c)||^2`, one term more in each of the maxima. The
-input pays in the end, for the direction and for the length at once (`entry.py`). Where a
-substitution has come down to one node, `<w, d> <= ||w||_2 rho` is a bound, too.
+(`ball_quadratic_terms.py`): there it is `(q / 2) ||f(c + d') - f(c)||^2`, one term more in each of
+the maxima. The input pays in the end, for the direction and for the length at once
+(`ball_first_layer.py`). Where a substitution has come down to one node, `<w, d> <= ||w||_2 rho` is
+a bound, too.
 
 Neurons may be split: on one side of its kink the interval of a neuron ends there, and that is all.
 """
@@ -40,10 +41,10 @@ from torch import Tensor
 from wassail.certificates import clock
 from wassail.certificates.bounds.ascent import Ascent
 from wassail.certificates.bounds.backward import Backward
-from wassail.certificates.bounds.ball_layer import BallLayer, widened
+from wassail.certificates.bounds.ball_quadratic_terms import LayerBalls
+from wassail.certificates.bounds.ball_relaxation_layer import BallLayer, widened
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.lines import Arithmetic
-from wassail.certificates.bounds.links import Links
 from wassail.certificates.bounds.reach import UP, length_above
 from wassail.certificates.bounds.rows import Length, add_to, of_owner
 
@@ -59,7 +60,9 @@ LATER = 30  # an ascent that goes on from slopes begins with the rate of this st
 
 @dataclass(eq=False)
 class _Moving:
-    """The rows of an ascent that are not finished; point: where the entry's steps have come to."""
+    """The rows of an ascent that are not finished; point: where the steps of the first layer have
+    come to.
+    """
 
     rows: Tensor
     owner: Tensor
@@ -77,7 +80,7 @@ class _Moving:
             self.point = (self.point[0][keep], self.point[1][keep])
 
 
-class Spheres:
+class BallRelaxation:
     """Bounds on rows of the last node, with balls in every layer.
 
     Slopes: for each layer the slopes for coefficients above and below 0, `(R, *shape)`, and the
@@ -93,7 +96,7 @@ class Spheres:
         self.sweep = sweep
         self.graph = sweep.graph
         self.reach = sweep.reach
-        self.balls = Links(sweep, lengths)
+        self.balls = LayerBalls(sweep, lengths)
 
     def _layers(
         self, kind: Arithmetic, last: int, owner: Tensor, sides: Sides
@@ -222,18 +225,20 @@ class Spheres:
             q = quad.pop(i, None)
             if costs is not None:
                 costs[i] = layers[i].costs(w, *slopes[i], q)
-            link = self.balls.door if i == self.balls.first else self.balls.links.get(i)
-            good = None if link is None else link.good[owner]
+            term = (
+                self.balls.first_quadratic if i == self.balls.first else self.balls.quadratic.get(i)
+            )
+            good = None if term is None else term.good[owner]
             part, more = layers[i].pull(w, *slopes[i], terms, q, good)
-            if link is not None and good is not None:
+            if term is not None and good is not None:
                 own = layers[i].multiplier(slopes[i][2], q)
-                rest = own / 2 * link.rest[owner].to(own.dtype)
+                rest = own / 2 * term.rest[owner].to(own.dtype)
                 more = more + torch.where(good, rest, 0.0)
-                if link.source == 0:
+                if term.source == 0:
                     lam = own
                 else:
-                    paid = own * link.square[owner].to(own.dtype)
-                    add_to(quad, link.source, torch.where(good, paid, 0.0))
+                    paid = own * term.square[owner].to(own.dtype)
+                    add_to(quad, term.source, torch.where(good, paid, 0.0))
             back.take(node, part, more)
         return back.constant, back.inputs(), lam
 
@@ -301,16 +306,16 @@ class Spheres:
         return self._claim(last, rows, owner, best, sides), best
 
     def _value(self, last: int, moving: _Moving, slopes: Slopes) -> Tensor:
-        """About the bound, in float32, with its gradients; the entry's next step is taken, too."""
+        """About the bound, in float32, with its gradients; the first layer's next step, too."""
         owner = moving.owner
         where = (last, moving.rows, owner, moving.layers, slopes)
         constant, a, lam = self._substitute(self.sweep.fast, *where)
-        entry = self.balls.entry
-        if lam is None or entry is None or self.balls.door is None:
+        first = self.balls.first_layer
+        if lam is None or first is None or self.balls.first_quadratic is None:
             return constant + self.sweep.inputs.upper(a, owner)
-        lam = lam * self.balls.door.square[owner].to(lam.dtype)
-        point = moving.point or entry.start(a.detach(), lam.detach(), owner)
-        value, moving.point = entry.value(a, lam, owner, *point)
+        lam = lam * self.balls.first_quadratic.square[owner].to(lam.dtype)
+        point = moving.point or first.start(a.detach(), lam.detach(), owner)
+        value, moving.point = first.value(a, lam, owner, *point)
         return constant + value.double()
 
     def _claim(
@@ -328,12 +333,12 @@ class Spheres:
         with torch.no_grad():
             constant, a, lam = self._substitute(exact, last, rows, owner, layers, slopes, cuts)
             plain = constant + self.sweep.inputs.upper(a, owner)
-            door = self.balls.door
-            if lam is not None and door is not None and self.balls.entry is not None:
-                both = self.balls.entry.bound(a, lam * door.square[owner], owner)
+            handed = self.balls.first_quadratic
+            if lam is not None and handed is not None and self.balls.first_layer is not None:
+                both = self.balls.first_layer.bound(a, lam * handed.square[owner], owner)
                 cuts.append(constant + both)
                 ball = lam / 2 * self.balls.radius[self.balls.first][owner].square() * UP
-                plain = plain + torch.where(door.good[owner], ball, 0.0)
+                plain = plain + torch.where(handed.good[owner], ball, 0.0)
             found = torch.stack([plain, *cuts])
         found = found + 4 * 2.0**-52 * found.abs()
         return torch.where(found.isnan(), math.inf, found).amin(0)

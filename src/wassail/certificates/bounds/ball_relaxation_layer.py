@@ -1,4 +1,4 @@
-"""One layer of ReLUs over a ball and a box: the formula of `spheres.py`."""
+"""One layer of ReLUs over a ball and a box: the formula of `ball_relaxation.py`."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ import wassail as ws
 from support.networks import Net
 from support.rescaled import ALL, case, inside, random_graph, rescaled
 from support.rounding import MODES, rounded
+from wassail.certificates.bounds.ball_relaxation import BallRelaxation
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.bounds.rows import Length, flattened
-from wassail.certificates.bounds.sectors import Bounded, Sectors
+from wassail.certificates.bounds.slope_cones import Bounded, SlopeCones
 from wassail.certificates.bounds.spectral import matrix_norms
-from wassail.certificates.bounds.spheres import Spheres
 from wassail.certificates.graph.graph import Affine, Graph
 from wassail.certificates.graph.reader import read
 
@@ -60,14 +60,14 @@ def begun(graph: Graph, x: Tensor, radius: Tensor, norm: float) -> tuple[Sweep, 
 
 
 def alone(sweep: Sweep, j: int, owner: int) -> tuple[Tensor, Tensor]:
-    """Bounds on the entries of node j for one sample by sectors only, from below and above."""
-    sectors = sweep.sectors
-    assert sectors is not None
+    """Bounds on the entries of node j for one sample by cones only, from below and above."""
+    cones = sweep.cones
+    assert cones is not None
     size = sweep.graph.nodes[j].size
     unit = torch.eye(size, dtype=torch.float64).reshape(-1, *sweep.graph.nodes[j].shape)
     tops = []
     for sign in (1.0, -1.0):
-        found, a, across = sectors.bound(j, sign * unit, torch.tensor([owner]))
+        found, a, across = cones.bound(j, sign * unit, torch.tensor([owner]))
         apart = found.constant + across
         tops.append(torch.minimum(apart, found.together))
         assert a.shape == (size, sweep.graph.inputs)
@@ -83,13 +83,13 @@ def test_rows_and_lengths_hold_what_points_reach(kind: str, norm: float, most: i
     given = case(graph, 7, norm)
     radius = torch.linspace(0.1, 0.7, len(given.x), dtype=torch.float64)
     sweep, moved = begun(graph, given.x, radius, norm)
-    sectors = sweep.sectors
-    assert sectors is not None and sectors.layers
+    cones = sweep.cones
+    assert cones is not None and cones.layers
     last = len(graph.nodes) - 1
     points = climbed(graph, given.x, radius, norm, last, 3)
     values = [graph.values(some) for some in points]
     for j, node in enumerate(graph.nodes):
-        if not isinstance(node.op, Affine) or j < min(sectors.layers):
+        if not isinstance(node.op, Affine) or j < min(cones.layers):
             continue
         for owner in range(len(given.x)):
             low, high = alone(sweep, j, owner)
@@ -97,7 +97,7 @@ def test_rows_and_lengths_hold_what_points_reach(kind: str, norm: float, most: i
                 d = (value[j] - sweep.centre[j])[owner].flatten()
                 slack = 1e-9 * (value[j][owner].flatten().abs() + high.abs())
                 assert (d <= high + slack).all() and (d >= low - slack).all()
-    for i, layer in sectors.layers.items():
+    for i, layer in cones.layers.items():
         j = graph.nodes[i].inputs[0]
         length, those = moved[i]
         for value in values:
@@ -230,9 +230,9 @@ def test_a_direction_in_which_two_layers_bend() -> None:
     x = torch.zeros(1, 1, dtype=torch.float64)
     balls = Balls.make(x, torch.tensor([1.0], dtype=torch.float64), 2.0, None)
     sweep = Sweep(graph, balls).run()
-    assert sweep.sectors is not None
+    assert sweep.cones is not None
     row = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    found = sweep.sectors.bound(len(graph.nodes) - 1, row, torch.tensor([0]))[0]
+    found = sweep.cones.bound(len(graph.nodes) - 1, row, torch.tensor([0]))[0]
     reached = float((graph.logits(x + 1.0) - graph.logits(x))[0, 0])
     assert float(found.together) >= reached
     assert float(found.together) <= 1.1 * reached
@@ -256,17 +256,17 @@ def test_a_ball_of_undecided_neurons_takes_the_place_of_a_link() -> None:
     balls = Balls.make(x, radius, 2.0, BOX)
     moved: dict[int, Length] = {}
     sweep = Sweep(graph, balls, 0, None, moved).run()
-    spheres = Spheres(sweep, moved)
-    replaced = [i for i in spheres.balls.links if not bool(spheres.balls.links[i].good)]
+    spheres = BallRelaxation(sweep, moved)
+    replaced = [i for i in spheres.balls.quadratic if not bool(spheres.balls.quadratic[i].good)]
     assert replaced
     # A layer after it hands nothing on to a ball that leaves neurons out.
-    links = Spheres(sweep).balls
-    first, second = links.links
+    links = BallRelaxation(sweep).balls
+    first, second = links.quadratic
     good = torch.ones(1, dtype=torch.bool)
-    links.links[second] = replace(links.links[second], good=good)
+    links.quadratic[second] = replace(links.quadratic[second], good=good)
     links._part(first, *moved[first])
-    assert links.links[second].source == first
-    assert not bool(links.links[first].good) and not bool(links.links[second].good)
+    assert links.quadratic[second].source == first
+    assert not bool(links.quadratic[first].good) and not bool(links.quadratic[second].good)
     assert not bool((links.free[first] & ~moved[first][1]).any())
     last = len(graph.nodes) - 1
     rows = torch.eye(3, dtype=torch.float64)
@@ -361,8 +361,8 @@ def test_boxes_are_never_wider_and_margins_gain(
     balls = Balls.make(x, radius, norm, BOX)
     with_ = Sweep(graph, balls).run()
     new = margins(with_, y)[0]
-    monkeypatch.setattr(Sectors, "narrow", lambda *_: None)
-    monkeypatch.setattr(Sectors, "bound", lambda self, last, rows, owner: _nothing(self, rows))
+    monkeypatch.setattr(SlopeCones, "narrow", lambda *_: None)
+    monkeypatch.setattr(SlopeCones, "bound", lambda self, last, rows, owner: _nothing(self, rows))
     without = Sweep(graph, balls).run()
     old = margins(without, y)[0]
     for j, (low, high) in with_.spans.items():
@@ -375,9 +375,9 @@ def test_boxes_are_never_wider_and_margins_gain(
     assert (here - new)[rivals].mean() < share * (here - old)[rivals].mean()
 
 
-def _nothing(sectors: Sectors, rows: Tensor) -> tuple[Bounded, Tensor, Tensor]:
+def _nothing(cones: SlopeCones, rows: Tensor) -> tuple[Bounded, Tensor, Tensor]:
     none = torch.full((len(rows),), math.inf, dtype=torch.float64)
-    a = torch.zeros(len(rows), sectors.graph.inputs, dtype=torch.float64)
+    a = torch.zeros(len(rows), cones.graph.inputs, dtype=torch.float64)
     return Bounded(none, none), a, none
 
 

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from support.exact import normal, perceptron, uniform
 from support.rounding import MODES, fractions, rounded, serial
-from wassail.certificates.bounds import sector_layer, sectors
+from wassail.certificates.bounds import slope_cone_layer, slope_cones
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.lines import Arithmetic, Precision, Shape
 from wassail.certificates.bounds.norms import map_norm
 from wassail.certificates.bounds.rows import row_dot
-from wassail.certificates.bounds.sector_layer import Bent, Layer, Lengths
-from wassail.certificates.bounds.sectors import Bounded, Pulled, Sectors
+from wassail.certificates.bounds.slope_cone_layer import Bent, Layer, Lengths
+from wassail.certificates.bounds.slope_cones import Bounded, Pulled, SlopeCones
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix, Pick
 
@@ -55,14 +55,14 @@ def squares(values: Any) -> Fraction:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["relu", "tanh"])
 def test_bends_and_their_roots(name: str, mode: str) -> None:
-    """Every slope of a sector is as near to the middle as it says, and no root is too small."""
+    """Every slope of a slope cone is as near to the middle as it says, and no root is too small."""
     shape = shape_of(200, name)
     kind = Precision(DOUBLE, 8)
     with rounded(mode):
         mid, bend = shape.cone(kind)  # type: ignore[arg-type]
         every = shape.c == shape.c
         bent = Bent.make(shape, torch.zeros_like(mid), every, kind)  # type: ignore[arg-type]
-        roots = (bent.root, sector_layer.flattened_root(shape, kind))  # type: ignore[arg-type]
+        roots = (bent.root, slope_cone_layer.flattened_root(shape, kind))  # type: ignore[arg-type]
         if isinstance(shape.node.op, Smooth):
             ends = shape.node.op.function.derivative_range(*shape.ends)
     for root in roots:
@@ -155,7 +155,7 @@ def test_rows_are_off_by_less_than_their_losses(mode: str) -> None:
     first = 1 + uniform(n, 1, seed=8)
     second = 1 + uniform(1, n, seed=9)
     graph = perceptron([first, second], [torch.zeros(n).double(), torch.zeros(1).double()], 1.0)
-    lost = sector_layer.losses_of(graph, 2.0**-53)
+    lost = slope_cone_layer.losses_of(graph, 2.0**-53)
     with rounded(mode):
         row = torch.mv(first.T, second[0])
     exact = sum(a * b for a, b in zip(fractions(first[:, 0]), fractions(second[0])))
@@ -165,9 +165,9 @@ def test_rows_are_off_by_less_than_their_losses(mode: str) -> None:
 # --- the layers of a sweep ---------------------------------------------------------------------
 
 
-def given(norm: float, radius: float = 1 / 3, n: int = 3, **more: Any) -> Sectors:
+def given(norm: float, radius: float = 1 / 3, n: int = 3, **more: Any) -> SlopeCones:
     """Without a sweep."""
-    found = object.__new__(Sectors)
+    found = object.__new__(SlopeCones)
     balls = Balls.make(
         torch.zeros(1, n, dtype=DOUBLE), torch.full((1,), radius, dtype=DOUBLE), norm, None
     )
@@ -179,7 +179,7 @@ def given(norm: float, radius: float = 1 / 3, n: int = 3, **more: Any) -> Sector
     return found
 
 
-def known_lengths(found: Sectors) -> Lengths:
+def known_lengths(found: SlopeCones) -> Lengths:
     return Lengths.nothing(torch.zeros(1, 1) > 0, found.inputs)
 
 
@@ -191,7 +191,7 @@ def test_bounds_apart_pay_for_their_sum(mode: str, monkeypatch: pytest.MonkeyPat
     together = torch.full_like(constant, INF)
     found = given(2.0)
     found.inputs = SimpleNamespace(upper=lambda a, owner: across)  # type: ignore[assignment]
-    monkeypatch.setattr(Sectors, "upper", lambda *rest: Bounded(constant, together))
+    monkeypatch.setattr(SlopeCones, "upper", lambda *rest: Bounded(constant, together))
     pulled = Pulled(constant, constant, constant[:, None], {})
     with rounded(mode):
         top = found._top(pulled, ONE, 1.0, {})
@@ -243,7 +243,7 @@ def test_lengths_are_sums(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(30):
         radius, before, *norms = (1 + uniform(4, seed=seed)).tolist()
         each: Iterator[float] = iter((*norms, *norms))
-        monkeypatch.setattr(sectors, "matrix_norms", lambda a, each=each: one * next(each))
+        monkeypatch.setattr(slope_cones, "matrix_norms", lambda a, each=each: one * next(each))
         found = given(2.0, radius)
         found.layers[2] = SimpleNamespace(eps=one[:, None] * before)  # type: ignore[assignment]
         known = known_lengths(found)
@@ -272,7 +272,7 @@ def test_lengths_along_a_row_know_that_rows_are_rounded() -> None:
         )
         x = torch.zeros(1, n, dtype=DOUBLE)
         sweep = Sweep(graph, Balls.make(x, torch.ones(1, dtype=DOUBLE), 2.0, None)).run()
-        found = sweep.sectors
+        found = sweep.cones
         assert found is not None and found.kind.dtype == SINGLE and found.layers[2].direct.all()
         a = torch.zeros(1, n, dtype=DOUBLE)
         a[0, 0], a[0, 1] = weight[0, 1], -weight[0, 0]
@@ -357,7 +357,7 @@ def test_lengths_by_the_norms_of_layers(
         reach = SimpleNamespace(radius={0: radius})
         found = given(norm, float(radius), n, reach=reach, kind=Precision(DOUBLE, 8))
         found._known = {1: Lengths.nothing(shape.c == shape.c, found.inputs)}
-        monkeypatch.setattr(Sectors, "_off", lambda self, j, off=off: off)
+        monkeypatch.setattr(SlopeCones, "_off", lambda self, j, off=off: off)
         error = torch.full_like(shape.c, 1e-3)
         with rounded(mode):
             found.add(1, shape, error)
@@ -376,8 +376,8 @@ def test_layers_keep_the_errors_of_the_sweep() -> None:
     graph = replace(perceptron([weight, normal(2, 8, seed=28)], biases), rounding=off)
     x = torch.full((1, 3), 2 / 3, dtype=DOUBLE)
     sweep = Sweep(graph, Balls.make(x, torch.ones(1, dtype=DOUBLE), 2.0, None)).run()
-    assert sweep.sectors is not None
-    bent = sweep.sectors.layers[2].bent
+    assert sweep.cones is not None
+    bent = sweep.cones.layers[2].bent
     assert (bent.root > 0).all()
     assert (bent.far >= off * bent.mid * (weight @ x[0] + 3)).all()
 

@@ -15,8 +15,8 @@ from support.rounding import MODES, rounded
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.norms import pair_products, product
 from wassail.certificates.bounds.reach import Reach
-from wassail.certificates.graph.contract import contractions
 from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.nonexpansive_sort import nonexpansive_sorts
 from wassail.certificates.graph.reader import read
 
 INF = math.inf
@@ -87,7 +87,7 @@ def graph_of(kind: str) -> Graph:
 def test_what_is_called_a_contraction_is_one(kind: str) -> None:
     _, shape, known = CASES[kind]
     graph = graph_of(kind)
-    found = contractions(graph)
+    found = nonexpansive_sorts(graph)
     assert (len(graph.nodes) - 1 in found) == known
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(400, *shape, generator=generator, dtype=torch.float64)
@@ -129,7 +129,7 @@ def test_the_rounding_of_a_comparison_is_in_the_radius() -> None:
     reach = Reach.make(graph, balls)
     last = len(graph.nodes) - 1
     here = graph.logits(x)
-    assert (here[0, 0] != 3.0) and last in contractions(graph)
+    assert (here[0, 0] != 3.0) and last in nonexpansive_sorts(graph)
     for k in range(3):
         parts = [Fraction(float(a)) - Fraction(float(b)) for a, b in zip(here[k], x[k])]
         off = sum(part * part for part in parts)

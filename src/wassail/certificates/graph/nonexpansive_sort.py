@@ -23,7 +23,7 @@ from wassail.certificates.graph.maps import Concat, Pick, Scale, Sum
 
 
 @dataclass(frozen=True)
-class Contraction:
+class NonexpansiveSort:
     """`||node - node'||_r <= ||base - base'||_r` for every norm r.
 
     base: the node it began as; between: the nodes on the way, the node itself the last.
@@ -33,9 +33,9 @@ class Contraction:
     between: tuple[int, ...]
 
 
-def contractions(graph: Graph) -> Mapping[int, Contraction]:
+def nonexpansive_sorts(graph: Graph) -> Mapping[int, NonexpansiveSort]:
     """The nodes that sorting makes of others; kept for as long as the graph lives."""
-    return graph.kept("contractions", lambda: _Tracer(graph).run())
+    return graph.kept("nonexpansive_sorts", lambda: _Tracer(graph).run())
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class _Tracer:
         self.made: dict[int, int | None] = {}  # ReLU node -> its comparator, None: it is none
         self.count = 0
 
-    def run(self) -> dict[int, Contraction]:
+    def run(self) -> dict[int, NonexpansiveSort]:
         """The nodes that are made of one other by moves and at least one comparator."""
         found = {}
         for i in range(len(self.nodes)):
@@ -67,7 +67,7 @@ class _Tracer:
             if trace is None:
                 trace = self._begun(i)
             elif bool((trace.time > 0).any()) and self._together(trace):
-                found[i] = Contraction(trace.base, self._between(trace.base, i))
+                found[i] = NonexpansiveSort(trace.base, self._between(trace.base, i))
             self.traces.append(trace)
         return found
 

@@ -1,7 +1,7 @@
 """Linear bounds that know how far all neurons of a layer bend at once, for r = 1 and 2.
 
 A neuron whose input moves by t from the sample moves by `s t + e`, where s is the middle slope of
-its sector and `|e| <= k |t|`: k is 0 for a neuron that keeps its side, and 1/2 at most for a ReLU.
+its cone and `|e| <= k |t|`: k is 0 for a neuron that keeps its side, and 1/2 at most for a ReLU.
 With these slopes a coefficient vector goes backward through the network once, for both sides:
 
     <w, d>  =  <a, d_0>  +  sum over layers <b, e>  +-  rounding.
@@ -11,7 +11,7 @@ entries of `sqrt(k) t` are such rows themselves: their coefficients make matrice
 
     N(d_0)  <=  ||A d_0||_2  +  sum over layers before  ||B sqrt k||_2 N'(d_0)  +  rounding.
 
-So all of a bound is a convex function of d_0. Over an l1 ball it is largest at a corner. On an l2
+So all of a bound is a convex function of d_0. Over an l1 ball it is largest at a vertex. On an l2
 ball let x be the share of d_0 along a: the first term is `x ||a|| r`, and `||A d_0||_2 <=
 x ||A a|| r / ||a|| + sqrt(1 - x^2) ||A||_2 r`; the largest value over x is a square root. A
 direction in which all neurons bend is seldom that of a.
@@ -45,7 +45,7 @@ from wassail.certificates.bounds.rows import (
     row_dot,
     unflattened,
 )
-from wassail.certificates.bounds.sector_layer import (
+from wassail.certificates.bounds.slope_cone_layer import (
     Bent,
     Layer,
     Lengths,
@@ -60,7 +60,8 @@ from wassail.rounding import UNIT
 if TYPE_CHECKING:
     from wassail.certificates.bounds.crown import Sweep
 
-MOST = 1024  # bent neurons of a layer whose matrices are made; more are bounded by their boxes
+# Bent neurons of a layer whose matrices are made; more are bounded by their boxes.
+MATRIX_UP_TO_ROWS = 1024
 ALIKE = 0.7  # lengths by matrices are taken below the others divided by this
 
 
@@ -86,7 +87,7 @@ class Bounded:
     together: Tensor
 
 
-class Sectors:
+class SlopeCones:
     """The layers of one sweep as far as it has come.
 
     Args:
@@ -149,7 +150,7 @@ class Sectors:
             own = places[begun : begun + total]
             begun += total
             # The columns of the first matrix need no product.
-            keep = most <= MOST or (self.balls.norm == 1 and not self.layers)
+            keep = most <= MATRIX_UP_TO_ROWS or (self.balls.norm == 1 and not self.layers)
             if not most or not (keep or self.layers):
                 continue
             part = torch.arange(first, after, device=low.device)
@@ -225,7 +226,7 @@ class Sectors:
         found = found + known.rest[part][:, None]
         known.eps[part] = found * (1 + (len(norms) + 16) * UNIT)
         if self.moved is not None:
-            # The length of t itself, over the neurons that bend: a ball for `spheres.py`.
+            # The length of t itself, over the neurons that bend: a ball for `ball_relaxation.py`.
             found, norms, rest = self._lengths(pulled, (root > 0).double(), part)
             plain = found.amax(1)
             for k, norm in norms.items():
@@ -236,7 +237,7 @@ class Sectors:
         self, pulled: Pulled, weight: Tensor, part: Tensor
     ) -> tuple[Tensor, dict[int, Tensor], Tensor]:
         """Rows times a weight each, as vectors: how long they are for deviations of the input, at
-        each corner for r = 1; the norms of what the layers before add; and the length of the rest.
+        each vertex for r = 1; the norms of what the layers before add; and the length of the rest.
         """
         count = len(part)
         weight = weight[:, :, None]
@@ -398,7 +399,7 @@ class Sectors:
         size = pulled.shift.abs() + pulled.spread
         sides = torch.zeros_like(fixed)  # what the layers add to a deviation across a
         ahead = torch.zeros_like(fixed)  # and to one along a
-        corners = torch.zeros(1, dtype=fixed.dtype, device=fixed.device)
+        vertices = torch.zeros(1, dtype=fixed.dtype, device=fixed.device)
         for k, bent in pulled.bent.items():
             layer = self.layers[k]
             own, rate = layer.reach(sign * bent, owner)
@@ -407,7 +408,7 @@ class Sectors:
             eps = layer.eps.amax(1)[owner].expand(len(rate))
             sides = sides + rate * eps
             if balls.norm == 1:
-                corners = corners + rate[:, None] * of_owner(layer.eps, owner)
+                vertices = vertices + rate[:, None] * of_owner(layer.eps, owner)
             else:
                 ahead = ahead + rate * along.get(k, eps)
         few = (16 + 4 * len(pulled.bent)) * UNIT
@@ -418,7 +419,7 @@ class Sectors:
             down = of_owner(balls.below, owner) > 0
             free = torch.where(torch.where(a > 0, up, down), a.double().abs(), 0.0)
             radius = balls.radius[owner].expand(len(a))
-            growth = (free * radius[:, None] + corners).amax(1)
+            growth = (free * radius[:, None] + vertices).amax(1)
         else:
             growth = self._widest(a, across, owner, ahead, sides)
         slack = (a.shape[1] + 64 + 8 * len(pulled.bent)) * UNIT

@@ -35,7 +35,7 @@ FAINT = 1e-60  # radii and multipliers below this are left to the plain bound
 ROUNDS = 24  # of conjugate gradients
 
 
-class Entry:
+class FirstLayer:
     """The affine nodes between the input and the first layer of ReLUs.
 
     Args:

@@ -1,4 +1,4 @@
-"""Linear bounds for r = 1 that know at which corners of the ball a neuron bends at all.
+"""Linear bounds for r = 1 that know at which vertices of the ball a neuron bends at all.
 
 A ReLU whose input is c at the sample and moves by t moves by `s t + g u`, where s is its slope at
 the sample, g is 1 minus its slope below 0, and
@@ -12,9 +12,9 @@ slopes a coefficient vector goes backward through the network once:
 
 and every `u >= 0` is at most a convex function of d_0: its own t is such a row, with `max(0, b g)`
 for its coefficients. A convex function that is 0 at the sample is at most `sum_j |d_j| / r` times
-its value at the corner `+- r e_j`. There most neurons do not bend: a pixel moves few of them across
-their |c|. So the values at the corners are stored as sparse matrices, and a bound is a knapsack
-over the corners, with the room that the box leaves. `docs/theory.md`, section 7.
+its value at the vertex `+- r e_j`. There most neurons do not bend: a pixel moves few of them across
+their |c|. So the values at the vertices are stored as sparse matrices, and a bound is a knapsack
+over the vertices, with the room that the box leaves. `docs/theory.md`, section 7.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from wassail.certificates import clock
 from wassail.certificates.bounds.balls import fill_one
 from wassail.certificates.bounds.lines import Arithmetic, Shape, rounding_of
 from wassail.certificates.bounds.rows import flattened, narrow_to
-from wassail.certificates.bounds.sector_layer import Slanted, always
-from wassail.certificates.bounds.sectors import Bounded, Pulled, Sectors
+from wassail.certificates.bounds.slope_cone_layer import Slanted, always
+from wassail.certificates.bounds.slope_cones import Bounded, Pulled, SlopeCones
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.maps import laid_out
 from wassail.rounding import UNIT
@@ -41,15 +41,16 @@ from wassail.rounding import UNIT
 if TYPE_CHECKING:
     from wassail.certificates.bounds.crown import Sweep
 
-SMALL = 2**14  # entries of the matrix from the input to a layer; below, layers are bounded together
-FEW = 512  # neurons of the widest layer up to which both kinds of bounds are taken
+# Entries of the matrix from the input to a layer; below, layers are bounded together.
+LEAST_ENTRIES = 2**14
+BOTH_UP_TO_NEURONS = 512  # neurons of the widest layer up to which both kinds of bounds are taken
 GROUP = 4  # inputs of which the largest value stands for all, to find a price
 DENSE = 2**16  # entries of a matrix that is not made sparse
 FAINTEST = 2.0**-960  # more than products that underflow take away
 
 
 class Part(NamedTuple):
-    """Values of some functions at the corners: all, or those that are not 0, and where."""
+    """Values of some functions at the vertices: all, or those that are not 0, and where."""
 
     functions: int
     values: Tensor
@@ -67,12 +68,12 @@ def above(values: Tensor, zone: Tensor, sparse: bool) -> Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Corners:
-    """Upper bounds on functions at the corners of a ball, at least 0, `(functions, 2 n)`: first all
-    `+ r e_j`, then all `- r e_j`.
+class VertexValues:
+    """Upper bounds on functions at the vertices of a ball, at least 0, `(functions, 2 n)`: first
+    all `+ r e_j`, then all `- r e_j`.
 
-    values: all of them, or those that are not 0, by corner. index: their functions. offsets: where
-    the values of a corner begin.
+    values: all of them, or those that are not 0, by vertex. index: their functions. offsets: where
+    the values of a vertex begin.
     """
 
     count: int
@@ -81,7 +82,7 @@ class Corners:
     offsets: Tensor | None
 
     @classmethod
-    def make(cls, parts: list[Part], wide: int, like: Tensor) -> Corners:
+    def make(cls, parts: list[Part], wide: int, like: Tensor) -> VertexValues:
         """From what `above` found.
 
         Args:
@@ -99,8 +100,8 @@ class Corners:
             assert part.row is not None
             rows.append(part.row + begun)
             begun += part.functions
-        corner, order = torch.cat([part.column for part in parts]).sort(stable=True)
-        counts = torch.bincount(corner, minlength=wide)
+        vertex, order = torch.cat([part.column for part in parts]).sort(stable=True)
+        counts = torch.bincount(vertex, minlength=wide)
         index = torch.cat(rows)[order]
         return cls(count, torch.cat(values)[order], index, counts.cumsum(0) - counts)
 
@@ -127,7 +128,7 @@ class Turn:
     """The neurons of one activation and sample that may change sides.
 
     place: where they are in coefficient vectors. gain: what u is multiplied by, 0 for neurons that
-    keep their side. u is at most `start` and a function with these values at the corners; and at
+    keep their side. u is at most `start` and a function with these values at the vertices; and at
     most `box`.
     """
 
@@ -135,7 +136,7 @@ class Turn:
     gain: Tensor
     start: Tensor
     box: Tensor
-    corners: Corners
+    vertices: VertexValues
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,10 +155,10 @@ class Found:
     open: Tensor
     places: tuple[Tensor, ...]
     starts: list[Tensor]
-    corners: list[Corners]
+    vertices: list[VertexValues]
 
 
-class CornerSectors(Sectors):
+class VertexCones(SlopeCones):
     """The layers of one sweep for r = 1, all activations ReLUs.
 
     Args:
@@ -166,19 +167,19 @@ class CornerSectors(Sectors):
 
     def __init__(self, sweep: Sweep) -> None:
         super().__init__(sweep)
-        self.other = Sectors(sweep) if both_serve(sweep) else None
+        self.other = SlopeCones(sweep) if both_serve(sweep) else None
         self.turns: dict[int, Turns] = {}
         self._found: dict[int, Found] = {}
         self._sample = 0  # whose rows are pulled
         balls = sweep.inputs
         room = torch.cat([balls.above, balls.below], 1)
-        # A corner that the box blocks has no share of a deviation.
+        # A vertex that the box blocks has no share of a deviation.
         self.walls = torch.where(room > 0, 0.0, -torch.inf)
         most = torch.maximum(balls.above, balls.below)
         radius = balls.radius[:, None]
         share = most / torch.where(radius > 0, radius, 1.0) * (1 + 4 * UNIT)
         self.shares = torch.where(radius > 0, share.clamp(max=1.0), 1.0)
-        # Corners that are filled at least, beside the last one; a device is not asked.
+        # Vertices that are filled at least, beside the last one; a device is not asked.
         self.counts: list[int] = []
         if most.device == HOST:
             least = 1 / self.shares.amax(1).clamp(min=2.0**-30)
@@ -191,7 +192,7 @@ class CornerSectors(Sectors):
 
     @property
     def enough(self) -> bool:
-        """CROWN's lines pay for every neuron at its own worst corner; here one corner is the same
+        """CROWN's lines pay for every neuron at its own worst vertex; here one vertex is the same
         for all.
         """
         return bool(self.turns) and self.other is None
@@ -211,18 +212,18 @@ class CornerSectors(Sectors):
         where = torch.nonzero_static(open_, size=sum(counts))[:, 1]
         places = torch.split(where, counts)
         starts = []
-        corners = []
+        vertices = []
         for sample, place in enumerate(places):
             clock.check()
             start, own = self._narrowed_sample(j, sample, place, low, high)
             starts.append(start)
-            corners.append(own)
+            vertices.append(own)
         shape = (-1, *self.graph.nodes[j].shape)
-        self._found[i] = Found(open_.reshape(shape), places, starts, corners)
+        self._found[i] = Found(open_.reshape(shape), places, starts, vertices)
 
     def _narrowed_sample(
         self, j: int, sample: int, place: Tensor, low: Tensor, high: Tensor
-    ) -> tuple[Tensor, Corners]:
+    ) -> tuple[Tensor, VertexValues]:
         """Bounds on some entries of node j of one sample; and what goes beyond their |c|."""
         owner = torch.arange(sample, sample + 1, device=place.device)
         wide = 2 * self.graph.inputs
@@ -248,7 +249,7 @@ class CornerSectors(Sectors):
             sound = torch.isfinite(zone) & (values < torch.inf).all(1)
             starts.append(torch.where(sound, (-zone).clamp(min=0), torch.inf))
             parts.append(above(values, zone.clamp(min=0), sparse))
-        return torch.cat(starts), Corners.make(parts, wide, low)
+        return torch.cat(starts), VertexValues.make(parts, wide, low)
 
     def _pulled(self, last: int, rows: Tensor, sample: int) -> Pulled:
         """Rows of one sample backward to the input."""
@@ -266,7 +267,7 @@ class CornerSectors(Sectors):
 
     def _values(self, pulled: Pulled, sign: Tensor, sample: int) -> tuple[Tensor, Tensor, Tensor]:
         """`sign <row, d>` is at most `fixed`, and a convex function that is 0 at the sample and has
-        these values at the corners, `(R, 2 n)`: -inf where the box blocks one.
+        these values at the vertices, `(R, 2 n)`: -inf where the box blocks one.
 
         Args:
             pulled: the rows.
@@ -287,7 +288,7 @@ class CornerSectors(Sectors):
             weight = (sign[:, None] * bent).clamp(min=0)
             start = weight @ turn.start
             box = weight @ turn.box
-            sums = turn.corners.sums(weight)
+            sums = turn.vertices.sums(weight)
             top = sums.amax(1)
             cheap = box < start + top
             if sums.device != HOST or bool(cheap.any()):
@@ -300,11 +301,11 @@ class CornerSectors(Sectors):
             fixed = fixed + start
             size = size + start
         few = (16 + 8 * len(pulled.bent)) * UNIT
-        # What rounding takes from a value at a corner, it takes from all shares together.
+        # What rounding takes from a value at a vertex, it takes from all shares together.
         return values, fixed + few * (size + most + above) + FAINTEST, above * (1 + few)
 
     def _filled(self, values: Tensor, sample: int) -> Tensor:
-        """The largest value on the ball of functions that have these values at the corners."""
+        """The largest value on the ball of functions that have these values at the vertices."""
         plus, minus = values.chunk(2, 1)
         best = torch.maximum(plus, minus).clamp(min=0)
         slack = 1 + (best.shape[1] + 8) * UNIT
@@ -314,7 +315,7 @@ class CornerSectors(Sectors):
         if 8 * count > groups or best.shape[1] % GROUP:
             return fill_one(best, share.expand_as(best), torch.ones_like(best[:, 0])) * slack
         # Every price of a share gives a bound. Rooms are between 1/2 and 1 of the largest, as a
-        # rule, so the best price is that of a corner between these.
+        # rule, so the best price is that of a vertex between these.
         largest = best.reshape(len(best), GROUP, groups).amax(1)
         prices = largest.topk(2 * count, dim=1).values
         found = torch.full_like(best[:, 0], torch.inf)
@@ -337,7 +338,7 @@ class CornerSectors(Sectors):
         found = self._found.pop(i, None)
         if found is None:
             none = torch.zeros_like(shape.c, dtype=torch.bool)
-            nothing = Corners.make([], 2 * self.graph.inputs, shape.c)
+            nothing = VertexValues.make([], 2 * self.graph.inputs, shape.c)
             empty = shape.c.new_zeros(0)
             count = len(none)
             places = (empty.long(),) * count
@@ -408,9 +409,9 @@ def turns_of(shape: Shape, error: Tensor, found: Found, kind: Arithmetic) -> Tur
     order = flattened(torch.arange(shape.node.size, device=c.device).reshape(1, *c.shape[1:]))[0]
     back = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=c.device))
     samples = [
-        Turn(back[place], gain[s, place], start, box[s, place], corners)
-        for s, (place, start, corners) in enumerate(
-            zip(found.places, found.starts, found.corners, strict=True)
+        Turn(back[place], gain[s, place], start, box[s, place], vertices)
+        for s, (place, start, vertices) in enumerate(
+            zip(found.places, found.starts, found.vertices, strict=True)
         )
     ]
     return Turns(
@@ -421,8 +422,8 @@ def turns_of(shape: Shape, error: Tensor, found: Found, kind: Arithmetic) -> Tur
     )
 
 
-def corners_serve(sweep: Sweep) -> bool:
-    """Whether a sweep has bounds by corners: for r = 1, with ReLUs only, and not for small layers,
+def vertices_serve(sweep: Sweep) -> bool:
+    """Whether a sweep has bounds by vertices: for r = 1, with ReLUs only, and not for small layers,
     of which those of many samples are bounded together.
     """
     graph = sweep.graph
@@ -431,17 +432,17 @@ def corners_serve(sweep: Sweep) -> bool:
         return False
     widest = max(node.size for node in acts)
     only = all(node.slope is not None for node in acts)
-    return only and widest * graph.inputs >= SMALL
+    return only and widest * graph.inputs >= LEAST_ENTRIES
 
 
 def both_serve(sweep: Sweep) -> bool:
     """Whether lengths are wanted, too, or are cheap."""
     widest = max(node.size for node in sweep.graph.nodes if node.act is not None)
-    return sweep.lengths is not None or widest <= FEW
+    return sweep.lengths is not None or widest <= BOTH_UP_TO_NEURONS
 
 
-def sectors_of(sweep: Sweep) -> Sectors | None:
+def slope_cones_of(sweep: Sweep) -> SlopeCones | None:
     """The bounds on rows of a sweep that know more than boxes; None if there are none."""
     if sweep.balls.norm not in (1, 2) or not len(sweep.balls.x):
         return None
-    return CornerSectors(sweep) if corners_serve(sweep) else Sectors(sweep)
+    return VertexCones(sweep) if vertices_serve(sweep) else SlopeCones(sweep)

@@ -1,6 +1,6 @@
-"""Bounds by the corners of an l1 ball: they hold for the values that points reach, alone and not by
-grace of others; they meet closed forms; sparse and dense matrices say the same; they win where they
-should.
+"""Bounds by the vertices of an l1 ball: they hold for the values that points reach, alone and not
+by grace of others; they meet closed forms; sparse and dense matrices say the same; they win where
+they should.
 """
 
 import math
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import wassail as ws
 from support.rescaled import PIECEWISE, case, inside, random_graph, rescaled
-from wassail.certificates.bounds import corners
+from wassail.certificates.bounds import l1_vertices
 from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.corners import CornerSectors
 from wassail.certificates.bounds.crown import Sweep, margins
+from wassail.certificates.bounds.l1_vertices import VertexCones
 from wassail.certificates.graph.graph import Affine, Graph
 from wassail.certificates.graph.reader import read
 
@@ -23,27 +23,27 @@ BOX = (0.0, 1.0)
 
 @pytest.fixture(autouse=True)
 def every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small layers, too, and nothing but corners."""
-    monkeypatch.setattr(corners, "SMALL", 0)
-    monkeypatch.setattr(corners, "FEW", 0)
+    """Small layers, too, and nothing but vertices."""
+    monkeypatch.setattr(l1_vertices, "LEAST_ENTRIES", 0)
+    monkeypatch.setattr(l1_vertices, "BOTH_UP_TO_NEURONS", 0)
 
 
 def swept(
     graph: Graph, x: Tensor, radius: Tensor, box: tuple[float, float] | None = BOX
-) -> tuple[Sweep, CornerSectors]:
+) -> tuple[Sweep, VertexCones]:
     sweep = Sweep(graph, Balls.make(x, radius, 1.0, box)).run()
-    assert isinstance(sweep.sectors, CornerSectors)
-    return sweep, sweep.sectors
+    assert isinstance(sweep.cones, VertexCones)
+    return sweep, sweep.cones
 
 
 def alone(sweep: Sweep, j: int, owner: int) -> tuple[Tensor, Tensor]:
-    """Bounds on the entries of node j for one sample by corners only, from below and above."""
-    assert sweep.sectors is not None
+    """Bounds on the entries of node j for one sample by vertices only, from below and above."""
+    assert sweep.cones is not None
     size = sweep.graph.nodes[j].size
     unit = torch.eye(size, dtype=torch.float64).reshape(-1, *sweep.graph.nodes[j].shape)
     tops = []
     for sign in (1.0, -1.0):
-        found, a, across = sweep.sectors.bound(j, sign * unit, torch.tensor([owner]))
+        found, a, across = sweep.cones.bound(j, sign * unit, torch.tensor([owner]))
         assert a.shape == (size, sweep.graph.inputs)
         # Each of the two bounds has to hold: the smaller one.
         tops.append(torch.minimum(found.constant + across, found.together))
@@ -51,7 +51,7 @@ def alone(sweep: Sweep, j: int, owner: int) -> tuple[Tensor, Tensor]:
 
 
 def points_of(graph: Graph, x: Tensor, radius: Tensor) -> Tensor:
-    """Points of the balls, corners and pairs of coordinates among them, `(points, N, *shape)`."""
+    """Points of the balls, vertices and pairs of coordinates among them, `(points, N, *shape)`."""
     found = list(inside(x, radius, 1.0, 30, 5))
     n = x[0].numel()
     for j in range(n):
@@ -73,7 +73,7 @@ def points_of(graph: Graph, x: Tensor, radius: Tensor) -> Tensor:
 def test_rows_hold_what_points_reach(
     kind: str, most: int, dense: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corners, "DENSE", dense)
+    monkeypatch.setattr(l1_vertices, "DENSE", dense)
     for seed in (7, 8):
         graph = random_graph(kind, seed)
         graph = rescaled(graph, seed, most) if most else graph
@@ -108,31 +108,31 @@ def test_a_corner_bends_one_neuron() -> None:
     """Of two neurons that bend at 1/2 only one can by a whole half; boxes count both."""
     graph = read(kinks([0.5, 0.5]), (2,))
     x = torch.zeros(1, 2, dtype=torch.float64)
-    sweep, sectors = swept(graph, x, torch.ones(1, dtype=torch.float64), None)
+    sweep, cones = swept(graph, x, torch.ones(1, dtype=torch.float64), None)
     row = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    found, a, _ = sectors.bound(len(graph.nodes) - 1, row, torch.tensor([0]))
+    found, a, _ = cones.bound(len(graph.nodes) - 1, row, torch.tensor([0]))
     assert float(found.together) == pytest.approx(0.5, abs=1e-12) and float(found.together) >= 0.5
     assert a.abs().max() == 0, "both neurons are off at the sample"
     # From below nothing bends: both are at least 0.
-    found, _, _ = sectors.bound(len(graph.nodes) - 1, -row, torch.tensor([0]))
+    found, _, _ = cones.bound(len(graph.nodes) - 1, -row, torch.tensor([0]))
     assert 0 <= float(found.together) <= 1e-12
-    assert sweep.sectors is sectors
+    assert sweep.cones is cones
 
 
 def test_the_box_leaves_no_corner_to_itself() -> None:
-    """Radius 2 with room for 1 a coordinate: half of each corner, 3 * 1.5 / 2 + 2 * 1.5 / 2."""
+    """Radius 2 with room for 1 a coordinate: half of each vertex, 3 * 1.5 / 2 + 2 * 1.5 / 2."""
     model = kinks([0.5, 0.5])
     with torch.no_grad():
         model[2].weight.mul_(torch.tensor([3.0, 2.0]))
     graph = read(model, (2,))
     x = torch.zeros(1, 2, dtype=torch.float64)
-    _, sectors = swept(graph, x, torch.full((1,), 2.0, dtype=torch.float64))
+    _, cones = swept(graph, x, torch.full((1,), 2.0, dtype=torch.float64))
     row = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    found = sectors.bound(len(graph.nodes) - 1, row, torch.tensor([0]))[0]
+    found = cones.bound(len(graph.nodes) - 1, row, torch.tensor([0]))[0]
     boxes = 3 * 0.5 + 2 * 0.5  # cheaper here, and taken
     assert float(found.together) == pytest.approx(boxes, abs=1e-12)
-    _, sectors = swept(graph, x, torch.full((1,), 1.25, dtype=torch.float64))
-    found = sectors.bound(len(graph.nodes) - 1, row, torch.tensor([0]))[0]
+    _, cones = swept(graph, x, torch.full((1,), 1.25, dtype=torch.float64))
+    found = cones.bound(len(graph.nodes) - 1, row, torch.tensor([0]))[0]
     # 1.25 e_1 is worth 3 * 0.75 and has a share of 0.8, 1.25 e_2 is worth 1.5 and has the rest.
     assert float(found.together) == pytest.approx(0.8 * 2.25 + 0.2 * 1.5, abs=1e-12)
 
@@ -140,7 +140,7 @@ def test_the_box_leaves_no_corner_to_itself() -> None:
 @pytest.mark.parametrize("slope", [-0.5, 0.3])
 def test_two_layers_at_the_corners(slope: float) -> None:
     """`f(g(x_1 - 0.2) + g(x_2 - 0.2) - 0.1)`: the largest and least value by a fine grid, and the
-    bounds at the corners by hand.
+    bounds at the vertices by hand.
     """
     model = nn.Sequential(
         *kinks([0.2, 0.2], slope)[:2], nn.Linear(2, 1), nn.ReLU(), nn.Linear(1, 2)
@@ -152,14 +152,14 @@ def test_two_layers_at_the_corners(slope: float) -> None:
         model[4].bias.zero_()
     graph = read(model, (2,))
     x = torch.zeros(1, 2, dtype=torch.float64)
-    _, sectors = swept(graph, x, torch.ones(1, dtype=torch.float64), None)
+    _, cones = swept(graph, x, torch.ones(1, dtype=torch.float64), None)
     row = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    top = float(sectors.bound(len(graph.nodes) - 1, row, torch.tensor([0]))[0].together)
+    top = float(cones.bound(len(graph.nodes) - 1, row, torch.tensor([0]))[0].together)
     axis = torch.linspace(-1, 1, 201, dtype=torch.float64)
     grid = torch.cartesian_prod(axis, axis)
     grid = grid[grid.abs().sum(1) <= 1 + 1e-12]
     true = float(model(grid)[:, 0].detach().max())
-    # g(t - 0.2) - g(-0.2) = slope t + (1 - slope) max(0, t - 0.2), and one corner of two at a time.
+    # g(t - 0.2) - g(-0.2) = slope t + (1 - slope) max(0, t - 0.2), and one vertex of two at a time.
     rise = max(slope + max(0.0, 1 - slope) * 0.8, -slope)
     assert true - 1e-12 <= top == pytest.approx(max(0.0, rise - 0.1), abs=1e-12)
 
@@ -170,14 +170,14 @@ def test_a_share_is_priced_from_above() -> None:
     generator = torch.Generator().manual_seed(8)
     x = torch.rand(4, 400, generator=generator, dtype=torch.float64)
     radius = torch.tensor([0.4, 0.8, 3.0, 9.0], dtype=torch.float64)
-    _, sectors = swept(read(model, (400,)), x, radius)
+    _, cones = swept(read(model, (400,)), x, radius)
     values = torch.randn(50, 800, generator=generator, dtype=torch.float64)
     values[:10] = 1.0
     values[10:20] *= 1e-300
-    priced = [sectors._filled(values, sample) for sample in range(4)]
-    sectors.counts = []
+    priced = [cones._filled(values, sample) for sample in range(4)]
+    cones.counts = []
     for sample, found in enumerate(priced):
-        exact = sectors._filled(values, sample)
+        exact = cones._filled(values, sample)
         assert not torch.equal(found, exact) or sample < 2
         assert (found >= exact * (1 - 1e-12)).all() and (found <= 1.03 * exact).all()
 
@@ -200,9 +200,9 @@ def test_sparse_matrices_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     radius = torch.tensor([0.3, 0.9, 1.8], dtype=torch.float64)
     found = {}
     for dense in (0, 2**30):
-        monkeypatch.setattr(corners, "DENSE", dense)
-        sweep, sectors = swept(graph, x, radius)
-        kinds = {t.corners.index is None for turns in sectors.turns.values() for t in turns.samples}
+        monkeypatch.setattr(l1_vertices, "DENSE", dense)
+        sweep, cones = swept(graph, x, radius)
+        kinds = {t.vertices.index is None for turns in cones.turns.values() for t in turns.samples}
         assert kinds == {dense > 0}
         found[dense] = margins(sweep, y)[0]
     assert torch.allclose(found[0], found[2**30], rtol=1e-10, atol=1e-12)
@@ -211,7 +211,7 @@ def test_sparse_matrices_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("few", [0, 512])
 def test_the_same_in_any_batch(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corners, "FEW", few)
+    monkeypatch.setattr(l1_vertices, "BOTH_UP_TO_NEURONS", few)
     for kind in ("dense", "conv", "residual"):
         graph = random_graph(kind, 2)
         given = case(graph, 2, 1.0)
@@ -233,12 +233,12 @@ def test_boxes_are_narrower_and_margins_gain(monkeypatch: pytest.MonkeyPatch) ->
     x = torch.rand(3, 40, dtype=torch.float64)
     y = graph.logits(x).argmax(1)
     balls = Balls.make(x, torch.full((3,), 1.5, dtype=torch.float64), 1.0, BOX)
-    monkeypatch.setattr(corners, "FEW", 512)
+    monkeypatch.setattr(l1_vertices, "BOTH_UP_TO_NEURONS", 512)
     with_ = Sweep(graph, balls).run()
-    assert isinstance(with_.sectors, CornerSectors) and with_.sectors.other is not None
-    monkeypatch.setattr(corners, "SMALL", 2**30)
+    assert isinstance(with_.cones, VertexCones) and with_.cones.other is not None
+    monkeypatch.setattr(l1_vertices, "LEAST_ENTRIES", 2**30)
     without = Sweep(graph, balls).run()
-    assert not isinstance(without.sectors, CornerSectors)
+    assert not isinstance(without.cones, VertexCones)
     for j, (low, high) in with_.spans.items():
         bottom, top = without.spans[j]
         assert (low >= bottom - 1e-12).all() and (high <= top + 1e-12).all()
@@ -255,9 +255,9 @@ def test_after_an_overflow_nothing_is_claimed() -> None:
         model[0].weight.mul_(1e150)
     graph = read(model, (2,))
     x = torch.zeros(1, 2, dtype=torch.float64)
-    _, sectors = swept(graph, x, torch.full((1,), 1e200, dtype=torch.float64), None)
+    _, cones = swept(graph, x, torch.full((1,), 1e200, dtype=torch.float64), None)
     row = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    found = sectors.bound(len(graph.nodes) - 1, row, torch.tensor([0]))[0]
+    found = cones.bound(len(graph.nodes) - 1, row, torch.tensor([0]))[0]
     assert not math.isfinite(float(found.together))
 
 

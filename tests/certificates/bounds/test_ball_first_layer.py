@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from support.rounding import MODES, fractions, rounded, serial
+from wassail.certificates.bounds.ball_first_layer import FirstLayer
+from wassail.certificates.bounds.ball_quadratic_terms import restricted_norm
 from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.entry import Entry
-from wassail.certificates.bounds.links import restricted_norm
 from wassail.certificates.bounds.norms import map_norm
 from wassail.certificates.graph.graph import Affine, Graph, Node
 from wassail.certificates.graph.maps import Matrix
@@ -25,7 +25,7 @@ def uniform(*shape: int, seed: int = 0) -> Tensor:
 
 def entry_of(
     weight: Tensor, radius: float, x: Tensor, domain: object = None, rounding: float = 0.0
-) -> Entry:
+) -> FirstLayer:
     m, n = weight.shape
     nodes = (Node((), (n,), ""), Node((0,), (m,), "", Affine(Matrix(weight))))
     graph = Graph(nodes, rounding=rounding)
@@ -33,10 +33,12 @@ def entry_of(
     balls = Balls.make(x, size, 2.0, domain)  # type: ignore[arg-type]
     free = torch.ones(len(x), m, dtype=torch.bool)
     norm = torch.full((len(x),), float(torch.linalg.matrix_norm(weight, 2)) * (1 + 1e-12))
-    return Entry(graph, [1], free, balls, norm.double())
+    return FirstLayer(graph, [1], free, balls, norm.double())
 
 
-def climbed(entry: Entry, a: Tensor, lam: Tensor, weight: Tensor, x: Tensor, box: bool) -> Tensor:
+def climbed(
+    entry: FirstLayer, a: Tensor, lam: Tensor, weight: Tensor, x: Tensor, box: bool
+) -> Tensor:
     """A point of the ball, and of the box, where the value is high, `(R, n)`."""
     r = entry.balls.radius[:, None]
     d = a * r / a.norm(dim=1, keepdim=True)
@@ -81,7 +83,7 @@ def test_entries_that_do_not_count_and_convolutions() -> None:
     op = graph.nodes[1].op
     assert isinstance(op, Affine)
     norm = torch.full((3,), op.map.norm(2.0, (2, 5, 5), (3, 5, 5)), dtype=DOUBLE)
-    entry = Entry(graph, [1], free, balls.reordered(order), norm)
+    entry = FirstLayer(graph, [1], free, balls.reordered(order), norm)
     a = uniform(3, 50, seed=7)
     lam = torch.full((3,), 0.5, dtype=DOUBLE)
     found = entry.bound(a[:, order], lam, torch.arange(3))
@@ -127,7 +129,7 @@ def test_rounding_of_norms_is_paid_for(mode: str) -> None:
         nodes = (Node((), (3,), ""), Node((0,), (4,), "", Affine(Matrix(weight))))
         with rounded(mode):
             balls = Balls.make(torch.zeros(1, 3), torch.ones(1), 2.0, None)
-            entry = Entry(Graph(nodes), [1], torch.ones(1, 4) > 0, balls, norm)
+            entry = FirstLayer(Graph(nodes), [1], torch.ones(1, 4) > 0, balls, norm)
         one, most = (Fraction(map_norm(Matrix(weight), s, (3,), (4,))) for s in (1.0, math.inf))
         assert Fraction(float(entry.square)) >= Fraction(float(norm)) ** 2
         assert Fraction(entry.rough) >= one * most
