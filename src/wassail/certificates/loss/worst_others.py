@@ -173,7 +173,7 @@ class OthersProblem:
         row = torch.tensor([r for r, _, _ in plan])
         masses = torch.tensor([mass for _, _, mass in plan], dtype=torch.float64)
         atoms = torch.from_numpy(np.array([pairs.pools[r].rows[at, 2:] for r, at, _ in plan]))
-        losses = pairs.loss(pairs.network.logits(atoms), pairs.y[row])
+        losses = pairs.at(atoms, row)
         moved = distances(atoms, pairs.x[row], pairs.norm)
         lower = below(math.fsum((masses * losses).tolist()), upper, "worst-case loss")
         info = {
