@@ -42,6 +42,7 @@ PARTS = {
     "attack_bench.py": ("attack-bench.md", "WASSAIL_ATTACKBENCH", ()),
     "hardening_cifar.py": ("hardening-cifar.md", "WASSAIL_CIFAR", ()),  # trained weights, measured
     "others.py": ("others.md", "WASSAIL_DRO", ()),  # dro and skwdro are installed
+    "regression.py": ("regression.md", "WASSAIL_TABLES", ()),  # files of the UCI repository
     "vnncomp.py": ("vnncomp.md", "WASSAIL_VNNCOMP", ()),
     "vnnlib.py": ("vnnlib.md", "WASSAIL_VNNCOMP", ()),
 }

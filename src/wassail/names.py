@@ -194,6 +194,13 @@ LOSSES: dict[str, str] = {
     "cross_entropy": "the cross-entropy of the softmax",
     "margin": "the largest rival logit less the true one",
 }
+# Losses of regression, where labels are numbers.
+ERRORS: dict[str, str] = {
+    "absolute": "the absolute error",
+    "pinball": "the absolute error with another weight for each side, which makes a quantile",
+    "huber": "half of the square of a small error, linear in a large one",
+    "squared": "the square of the error",
+}
 # name: (symbol of the paper, what it is)
 SLOPES: dict[str, tuple[str, str]] = {
     "infinity": ("l", "growth of the loss far away: a lower bound on every other slope"),

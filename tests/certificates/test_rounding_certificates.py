@@ -563,7 +563,7 @@ def test_the_plan_of_a_curve_stays_within_its_budget(order: float, mode: str) ->
     for seed in range(10):
         one = moving(order, 5, 10 * seed)
         with rounded(mode):
-            _, choice, mu = one._plan(10.0)
+            _, choice, mu = one.plan(10.0)
         whole = transport_cost(mu, (choice >= 0).double(), one.distance[choice.clamp(min=0)], order)
         for eps in (
             0.5 * whole,
@@ -572,7 +572,7 @@ def test_the_plan_of_a_curve_stays_within_its_budget(order: float, mode: str) ->
             *(math.nextafter(whole, 0.0) * (1 - k * 2.0**-53) for k in range(5)),
         ):
             with rounded(mode):
-                _, choice, mu = one._plan(eps)
+                _, choice, mu = one.plan(eps)
             assert (mu >= 0).all()
             assert (
                 transport_cost(mu, (choice >= 0).double(), one.distance[choice.clamp(min=0)], order)

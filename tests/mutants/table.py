@@ -108,6 +108,11 @@ GUARDS: dict[str, tuple[str, ...]] = {
         "rounding_certificates::bounded shadow", "rounding_linear::relative", "recession"
     ),
     "certificates/loss/slopes.py": _tests("rounding_chords::ray gains"),
+    "certificates/loss/residual_cells.py": _tests("rounding_residuals"),
+    "certificates/loss/residual_certificate.py": _tests("rounding_residuals"),
+    "certificates/loss/residual_curve.py": _tests("rounding_residuals"),
+    "certificates/loss/residual_growth.py": _tests("rounding_residuals"),
+    "certificates/loss/residuals.py": _tests("rounding_residuals"),
     "certificates/loss/worst_case.py": _tests("rounding_worst_case"),
     "certificates/prove/linear_search.py": _tests("rounding_radii"),
     "certificates/exact/cells.py": _EXACT,
@@ -177,7 +182,9 @@ WITHOUT: dict[str, str] = {
 }
 # Files whose terms are not all guarded yet, and why: what survives there is printed and counted,
 # but does not fail the run.
-OPEN: dict[str, str] = {}
+OPEN: dict[str, str] = {
+    "certificates/loss/residual_certificate.py": "units of slopes that other files round already",
+}
 STEERS = "steers a search: no claim rests on it"
 EXCUSED: dict[tuple[str, str, str], str] = {
     # (end of the file's name, end of the function's name, what stands there): why no test must
@@ -360,6 +367,7 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "self.slack",
     ): "whether an accuracy is a level: both are rounded down before",
     ("loss/loss_curve.py", "_above", "NEAR"): "the first radius, which may be any",
+    ("loss/residual_growth.py", "growth_above", "NEAR"): "the first radius, which may be any",
     (
         "exact/multipliers.py",
         "prove",

@@ -193,7 +193,7 @@ def test_an_atlas_knows_how_far_off_its_maps_are(mode: str) -> None:
         # By how much a loss may be off: that of logits that cancel.
         problem = SimpleNamespace(network=network, atlas=atlas)
         points = uniform(20, 3, seed=seed).numpy()
-        error = Problem._error(problem, points)  # type: ignore[arg-type]
+        error = Problem.error_at(problem, points)  # type: ignore[arg-type]
         with rounded(mode):
             z = network.logits(torch.from_numpy(points)).numpy()
         w = fraction(network.c.numpy())
@@ -300,7 +300,7 @@ def test_the_steepest_chord_to_a_known_point_is_rounded_down(mode: str) -> None:
             clean=np.zeros(1),
             errors=np.zeros(1),
             atlas=SimpleNamespace(rounding=2.0**-46),
-            _error=lambda points: np.zeros(len(points)),
+            error_at=lambda points: np.zeros(len(points)),
         )
         with rounded(mode):
             found, _ = Problem.steepest_chord(problem, 0)  # type: ignore[arg-type]

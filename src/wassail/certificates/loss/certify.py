@@ -39,12 +39,16 @@ from wassail.certificates.loss.others import OthersCertificate
 from wassail.certificates.loss.pairs import pairs_of
 from wassail.certificates.loss.problem import WorstCase
 from wassail.certificates.loss.recession import Shadow, recession, shadow
+from wassail.certificates.loss.regression import DEFAULT_DELTA, DEFAULT_QUANTILE, Asked
+from wassail.certificates.loss.residual_cells import worst_error
+from wassail.certificates.loss.residual_certificate import certify_errors
 from wassail.certificates.loss.slopes import highest_loss, ray_slope
 from wassail.certificates.loss.worst_case import anchor_and_offset, worst_case_network
 from wassail.checks import check_data
 from wassail.errors import InputError, unknown
 from wassail.geometry import vector_norm
 from wassail.losses import LIPSCHITZ, predict
+from wassail.names import ERRORS
 from wassail.network import Model, versions
 from wassail.progress import Progress, progress_bar
 from wassail.rounding import UNIT
@@ -89,6 +93,8 @@ def certify(
     seed: int = 0,
     label_cost: Number = math.inf,
     subpopulation: Number = 1,
+    quantile: Number = DEFAULT_QUANTILE,
+    delta: Number = DEFAULT_DELTA,
     progress: Progress = False,
 ) -> Certificate:
     """Bounds on the worst expected loss over `Omega_1(eps)` for every eps, from both sides (THEORY
@@ -105,27 +111,36 @@ def certify(
     Args:
         model: callable from a batch `(n, *shape)` to logits `(n, K)`, or a graph that was read.
         x: samples, float tensor `(N, *shape)`, inside the domain.
-        y: true labels, integer tensor `(N,)`.
+        y: true labels, integer tensor `(N,)`; for the losses of regression targets, `(N,)` or
+            `(N, K)`.
         norm: ground norm r, 1, 2 or inf; default 2.
-        loss: "cross_entropy" (the default) or "margin"; not DLR, which is not Lipschitz.
+        loss: "cross_entropy" (the default) or "margin"; not DLR, which is not Lipschitz. For
+            regression "absolute", "pinball" or "huber".
         domain: box `(low, high)`, or None (the default) for R^n.
-        slopes: which of "infinity", "anchor", "margin", "paper" to compute; default all.
+        slopes: which of "infinity", "anchor", "margin", "paper" to compute; default all. Regression
+            has no "paper".
         mu: sample weights, tensor `(N,)`; default None, 1/N each.
         time_limit: seconds for all slopes, shared evenly; `info["cut"]` says whether it stopped
             something; default None, a budget of work (about a minute), so that the answer does not
             depend on the clock.
         seed: int of the random starts; default 0.
         label_cost: price of a changed label, in the units of eps; default inf. Slopes are then
-            those of all K labels.
+            those of all K labels. For regression the price of moving a target by one unit.
         subpopulation: least share of the population that is there; default 1.
+        quantile: of the pinball loss; default 0.5.
+        delta: of the Huber loss; default 1.
         progress: bool, or a callable that is given the share done; default False, no bar.
 
     Returns:
         `Certificate`: `bounds(eps)`, `witness(eps)` and the slopes.
     """
+    wanted = tuple(slopes)
+    if loss in ERRORS:
+        asked = Asked(norm, 1, loss, domain, quantile, delta, mu=mu, time_limit=time_limit)
+        others = replace(asked, label_cost=label_cost, subpopulation=subpopulation)
+        return certify_errors(model, x, y, others, wanted, seed)
     r = parse_norm(norm)
     domain = parse_domain(domain)
-    wanted = tuple(slopes)
     for name in wanted:
         if name not in SLOPES:
             raise unknown("slope", name, SLOPES)
@@ -508,6 +523,8 @@ def worst_case(
     tolerance: float = 1e-6,
     time_limit: float | None = None,
     cells: int = 100_000,
+    quantile: Number = DEFAULT_QUANTILE,
+    delta: Number = DEFAULT_DELTA,
 ) -> WorstCase:
     """The worst expected loss over `Omega_p(eps)` of a small network, by its cells and the
     one-dimensional dual (THEORY 2).
@@ -519,21 +536,32 @@ def worst_case(
     Args:
         model: callable from a batch `(n, *shape)` to logits `(n, K)`, or a graph that was read.
         x: samples, float tensor `(N, *shape)`, inside the domain.
-        y: true labels, integer tensor `(N,)`.
+        y: true labels, integer tensor `(N,)`; for the losses of regression targets, `(N,)` or
+            `(N, K)`.
         threat: `Threat`: norm, order, eps and domain, perhaps a subpopulation, and at orders 1 and
-            inf a label cost.
-        loss: "margin" (the default) or "cross_entropy".
+            inf a label cost; for regression that is the price of moving a target by one unit.
+        loss: "margin" (the default) or "cross_entropy"; "absolute", "pinball" or "huber" for
+            regression.
         mu: sample weights, tensor `(N,)`; default None, 1/N each.
         tolerance: absolute gap of the bracket; default 1e-06.
         time_limit: seconds; a limit that ends before the cells are listed is an error; default
             None.
         cells: int, how many linear pieces are acceptable; default 100000.
+        quantile: of the pinball loss; default 0.5.
+        delta: of the Huber loss; default 1.
     """
     label_cost, subpopulation = math.inf, 1.0
     if isinstance(threat, Threat) and threat.groups is None:
         label_cost, subpopulation = threat.label_cost, threat.subpopulation
         threat = replace(threat, label_cost=math.inf, subpopulation=1.0)
-    threat = parse_threat(threat)
+    threat = parse_threat(threat, own=loss in ERRORS)
+    if loss in ERRORS:
+        if isinstance(model, Piecewise):
+            raise InputError("a worst-case error needs the model itself: give the callable.")
+        asked = Asked(threat.norm, threat.order, loss, threat.domain, quantile, delta, mu=mu)
+        given = replace(threat, label_cost=label_cost, subpopulation=subpopulation)
+        asked = replace(asked, time_limit=time_limit)
+        return worst_error(model, x, y, given, asked, tolerance, cells)
     x, y = check_data(x, y, threat.domain)
     began = clock.now()
     limit = None if time_limit is None else parse_seconds(time_limit)

@@ -10,6 +10,7 @@ from wassail.certificates.graph.reader import read
 from wassail.checks import check_data
 from wassail.errors import InputError, unknown
 from wassail.losses import LIPSCHITZ
+from wassail.names import ERRORS
 from wassail.network import Model
 from wassail.threat import Domain
 
@@ -22,7 +23,7 @@ def check_loss(loss: str) -> None:
             "'cross_entropy'."
         )
     if loss not in LIPSCHITZ:
-        raise unknown("loss", loss, tuple(LIPSCHITZ))
+        raise unknown("loss", loss, (*LIPSCHITZ, *ERRORS))
 
 
 def check_samples(x: Tensor, y: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:

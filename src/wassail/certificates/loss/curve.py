@@ -107,7 +107,7 @@ class LossCurve(Record):
         """
         budget = budget_of(eps)
         high = self._upper(budget)
-        return below(self._expected(*self._plan(budget)), high, "worst-case loss"), high
+        return below(self._expected(*self.plan(budget)), high, "worst-case loss"), high
 
     def of_order(self, order: Number) -> LossCurve:
         """The curve of another Wasserstein order, from the same points and bounds: nothing is
@@ -253,7 +253,7 @@ class LossCurve(Record):
             eps: budget > 0, in units of the norm.
         """
         threat = Threat(self.norm, self.order, budget_of(eps), self.domain)
-        rows, choice, mu = self._plan(threat.eps)
+        rows, choice, mu = self.plan(threat.eps)
         used = choice >= 0
         x = self.x[rows]
         points = x.clone()
@@ -285,13 +285,16 @@ class LossCurve(Record):
         value[choice >= 0] = self.value[choice[choice >= 0]]
         return math.fsum((mu * value).tolist())
 
-    def _plan(self, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    def plan(self, eps: float) -> tuple[Tensor, Tensor, Tensor]:
         """The best distribution on the evaluated points: samples, where each moves (-1: nowhere),
         masses; `(N,)` or `(N + 1,)`.
 
         Order inf: the highest point within eps of each sample. Finite orders: from the samples on,
         the steps of the concave envelopes in order of steepness while the budget lasts; the step
         that it cuts splits its sample.
+
+        Args:
+            eps: budget >= 0.
         """
         rows = torch.arange(len(self.y))
         none = torch.full_like(self.y, -1)

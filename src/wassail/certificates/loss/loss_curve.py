@@ -44,11 +44,18 @@ from wassail.certificates.loss.curve import LossCurve
 from wassail.certificates.loss.grid import each, grid_of, width
 from wassail.certificates.loss.others import OthersLossCurve
 from wassail.certificates.loss.pairs import pairs_of
+from wassail.certificates.loss.regression import (
+    DEFAULT_DELTA,
+    DEFAULT_QUANTILE,
+    Asked,
+    regression_curve,
+)
 from wassail.certificates.loss.slopes import highest_loss, whole_box
 from wassail.errors import InputError, JumpError
 from wassail.geometry import column, maximiser, project, pull_inside, steepest
 from wassail.geometry import distances as distances_between
 from wassail.losses import ASCENTS, LIPSCHITZ, predict
+from wassail.names import ERRORS
 from wassail.network import BATCH_SIZE, Model, device_of, frozen, versions
 from wassail.progress import Progress, progress_bar
 from wassail.rounding import UNIT
@@ -89,6 +96,8 @@ def loss_curve(
     certificate: Certificate | None = None,
     label_cost: Number = math.inf,
     subpopulation: Number = 1,
+    quantile: Number = DEFAULT_QUANTILE,
+    delta: Number = DEFAULT_DELTA,
     progress: Progress = False,
 ) -> LossCurve:
     """The worst expected loss over `Omega_order(eps)` for every eps, from both sides (THEORY 2 and
@@ -101,12 +110,15 @@ def loss_curve(
     Args:
         model: callable from a batch `(n, *shape)` to logits `(n, K)`, or a graph that was read.
         x: samples, float tensor `(N, *shape)`, inside the domain.
-        y: true labels, integer tensor `(N,)`.
+        y: true labels, integer tensor `(N,)`; for the losses of regression targets, `(N,)`, or
+            `(N, K)` for K outputs, whose largest loss counts.
         norm: ground norm r, 1, 2 or inf; default "inf".
         order: Wasserstein order p; any other comes from the result at no cost (`of_order`); default
             1.
-        loss: "cross_entropy" (the default) or "margin".
-        domain: box `(low, high)`, or None for R^n; default (0, 1).
+        loss: "cross_entropy" (the default) or "margin"; "absolute", "pinball", "huber" or "squared"
+            for regression.
+        domain: box `(low, high)`, or None for R^n; default (0, 1). For regression also a box for
+            each feature, or for each feature of each sample.
         arithmetic: as in `radii`; executed needs the model itself and a box, and its points are
             evaluated by the model; default "auto".
         points: further points for the lower side, each a tensor like x with one point a sample, for
@@ -121,13 +133,23 @@ def loss_curve(
         certificate: `Certificate` for the same samples and loss, on this domain or on R^n: its
             slopes and its line count, too; default None.
         label_cost: price of a changed label, in the units of eps; default inf. Every sample is then
-            looked at with every label, which takes K times as long.
+            looked at with every label, which takes K times as long. For regression the price of
+            moving a target by one unit, which counts as one more input; for models of one output.
         subpopulation: least share of the population that is there; default 1.
+        quantile: of the pinball loss, which weighs outputs that are too low with it; default 0.5.
+        delta: of the Huber loss, where it becomes linear; default 1.
         progress: bool, or a callable that is given the share done; default False, no bar.
 
     Returns:
         `LossCurve`: call it at any eps.
     """
+    if loss in ERRORS:
+        if certificate is not None:
+            raise InputError("a curve of errors knows its own slopes: give no certificate.")
+        asked = Asked(norm, order, loss, domain, quantile, delta, arithmetic, points, grid, mu)
+        asked = replace(asked, steps=steps, time_limit=time_limit, progress=progress)
+        asked = replace(asked, label_cost=label_cost, subpopulation=subpopulation)
+        return regression_curve(model, x, y, asked)
     r = parse_norm(norm)
     p = parse_order(order)
     domain = parse_domain(domain)

@@ -101,7 +101,7 @@ class Problem:
         self.unbounded = not self.region.bounded
         self.points = self.x.numpy()
         self.mu = sample_weights(mu, len(self.y)).numpy()
-        self.clean = self.loss(network.logits(self.x), self.y).numpy()
+        self.clean = self.at(self.x, torch.arange(len(self.x))).numpy()
         # evaluated points: loss, distance, point
         self.pools = [Table(2 + network.inputs) for _ in self.points]
         for pool, value, point in zip(self.pools, self.clean, self.points):
@@ -124,7 +124,11 @@ class Problem:
         # nothing but rounding.
         self.flattest = max(float(f.cuts.rows[f.flat, -2].max()) for f in self.families.values())
 
-        self.errors = self._error(self.points)
+        self.errors = self.error_at(self.points)
+
+    def at(self, points: Tensor, rows: Tensor) -> Tensor:
+        """The losses at points `(m, n)` of the samples `(m,)`."""
+        return self.loss(self.network.logits(points), self.y[rows])
 
     def late(self) -> bool:
         """Whether the time is over."""
@@ -147,7 +151,7 @@ class Problem:
         centre = self.x[i].expand(len(points), -1)
         if radius < math.inf:
             x = pull_inside(x, centre, self.norm, radius).clamp(self.region.low, self.region.high)
-        losses = self.loss(self.network.logits(x), self.y[i].expand(len(x)))
+        losses = self.at(x, torch.full((len(x),), i))
         for loss, distance, point in zip(
             losses.tolist(), distances(x, centre, self.norm).tolist(), x.numpy()
         ):
@@ -157,11 +161,14 @@ class Problem:
         """On R^n the slope at infinity is approached along a ray: a point far out on the
         steepest one of each label.
         """
-        scale = FAR * max(1.0, float(np.abs(self.points).max()))
         for k, family in self.families.items():
-            ray = family.rays[int(family.cuts.rows[family.flat, -2].argmax())]
-            for i in np.flatnonzero(self.y.numpy() == k).tolist():
-                self.add(i, [] if ray is None else [self.points[i] + scale * ray])
+            self.far_along(k, family.rays[int(family.cuts.rows[family.flat, -2].argmax())])
+
+    def far_along(self, label: int, ray: Array | None) -> None:
+        """A point far out on a ray for each sample of a label."""
+        scale = FAR * max(1.0, float(np.abs(self.points).max()))
+        for i in np.flatnonzero(self.y.numpy() == label).tolist():
+            self.add(i, [] if ray is None else [self.points[i] + scale * ray])
 
     def add_near_points(self) -> None:
         """Steps from each sample along the gradients of the pieces that meet there, to the wall
@@ -293,7 +300,7 @@ class Problem:
         root = torch.tensor([i for i, _, _ in plan])
         masses = torch.tensor([mass for _, _, mass in plan], dtype=torch.float64)
         atoms = torch.from_numpy(np.array([self.pools[i].rows[at, 2:] for i, at, _ in plan]))
-        losses = self.loss(self.network.logits(atoms), self.y[root])
+        losses = self.at(atoms, root)
         moved = distances(atoms, self.x[root], self.norm)
         lower = below(math.fsum((masses * losses).tolist()), upper, "worst-case loss")
         points = sum(pool.size for pool in self.pools)
@@ -307,7 +314,7 @@ class Problem:
     def steepest_chord(self, i: int) -> tuple[float, Array]:
         """The steepest chord from sample i to an evaluated point, rounded down, and that point."""
         rows = self.pools[i].rows
-        error = self._error(rows[:, 2:])
+        error = self.error_at(rows[:, 2:])
         rise = rows[:, 0] - self.clean[i] - error - self.errors[i]
         chord = np.where(rows[:, 1] > 0, rise / np.where(rows[:, 1] > 0, rows[:, 1], 1.0), 0.0)
         return float(chord.max()) * (1 - self.atlas.rounding), rows[chord.argmax(), 2:]
@@ -397,7 +404,7 @@ class Problem:
             )
         return np.asarray(np.eye(k)[[j for j in range(k) if j != label]] - np.eye(k)[label])
 
-    def _error(self, points: Array) -> Array:
+    def error_at(self, points: Array) -> Array:
         """By how much rounding may have changed the losses at points `(m, n)`: `(m,)`."""
         sizes = magnitudes(self.network).logits(torch.from_numpy(np.abs(points))).amax(1).numpy()
         return np.asarray(2 * self.atlas.rounding * sizes)

@@ -88,26 +88,29 @@ def worst_case_network(
     if label_cost < math.inf or subpopulation < 1:
         weights = sample_weights(mu, len(y))
         rows = pairs_of(x, y, weights, network.outputs, label_cost)
-        with _limited(time_limit):
+        with limited(time_limit):
             pairs = Problem(network, *rows[:2], norm, domain, loss, rows[2], cells_limit)
             others = (label_cost, subpopulation, p, eps)
             found = OthersProblem(pairs, y.cpu().long(), weights, *others).solve(tolerance)
         return _paid(found, eps)
-    with _limited(time_limit):
+    with limited(time_limit):
         problem = Problem(network, x, y, norm, domain, loss, mu, cells_limit)
-        # X is convex and Omega_p lies in Omega_1, so the margin slope holds for every order (THEORY
-        # 3).
-        clean = problem.average(problem.clean + problem.errors)
-        upper = clean + problem.steepest * eps * (1 + LIFT)
-        lam = math.nan
-        if p == math.inf or eps == 0 or problem.steepest == 0:
-            penalty = Penalty(math.inf, eps)
-            upper = min(upper, problem.dual(penalty, tolerance * max(1.0, abs(clean)) / 4))
-            plan = problem.best(penalty)
-        else:
-            upper, lam, plan = _descend(problem, eps, p, upper, tolerance)
-        found = problem.report(plan, upper, lam, p)
-    return _paid(found, eps)
+        return solved(problem, eps, p, tolerance)
+
+
+def solved(problem: Problem, eps: float, p: float, tolerance: float) -> WorstCase:
+    """The worst case of a problem."""
+    # X is convex and Omega_p lies in Omega_1, so the margin slope holds for every order (THEORY 3).
+    clean = problem.average(problem.clean + problem.errors)
+    upper = clean + problem.steepest * eps * (1 + LIFT)
+    lam = math.nan
+    if p == math.inf or eps == 0 or problem.steepest == 0:
+        penalty = Penalty(math.inf, eps)
+        upper = min(upper, problem.dual(penalty, tolerance * max(1.0, abs(clean)) / 4))
+        plan = problem.best(penalty)
+    else:
+        upper, lam, plan = _descend(problem, eps, p, upper, tolerance)
+    return _paid(problem.report(plan, upper, lam, p), eps)
 
 
 def _paid(found: WorstCase, eps: float) -> WorstCase:
@@ -120,7 +123,7 @@ def _paid(found: WorstCase, eps: float) -> WorstCase:
 
 
 @contextmanager
-def _limited(time_limit: float | None) -> Iterator[None]:
+def limited(time_limit: float | None) -> Iterator[None]:
     """A time limit; before the cells are listed nothing is known, so that there is nothing to
     keep.
     """
@@ -175,7 +178,7 @@ def anchor(
     evaluated points. Above, a chord to a point at distance t is at most `lam + (h_i(lam) -
     loss(x_i)) / t`; nearer than that the loss is at most as steep as the pieces that lie so near.
     """
-    with _limited(time_limit):
+    with limited(time_limit):
         return _steepest_chord(
             Problem(network, x, y, norm, domain, loss, None, cells_limit), tolerance
         )
@@ -202,7 +205,7 @@ def anchor_and_offset(
     Last, the points evaluated on the way: the sample each belongs to `(M,)`, and the point `(M,
     n)`.
     """
-    with _limited(time_limit):
+    with limited(time_limit):
         problem = Problem(network, x, y, norm, domain, loss, mu, cells_limit)
         chord = _steepest_chord(problem, tolerance)
         offset = problem.dual(Penalty(1.0, lam), tolerance)

@@ -82,7 +82,9 @@ def _beyond(
     own = problem.labels[:, None]
     spare = lowest - slack
     above = (spare > 0).scatter(1, own, True).all(1)
-    radius = ball + (spare / steep).scatter(1, own, math.inf).amin(1)
+    # A row that a sample does not have is infinite, and so may be what it is divided by.
+    away = torch.where(spare == math.inf, math.inf, spare / steep)
+    radius = ball + away.scatter(1, own, math.inf).amin(1)
     return torch.where(above, radius * INSIDE, 0.0)
 
 

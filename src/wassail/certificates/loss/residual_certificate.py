@@ -1,0 +1,299 @@
+"""`certify` for the losses of regression: slopes of the worst expected error (THEORY 3 and 11).
+
+The slopes are those of the rows: Lm is the Lipschitz constant of an output and l its growth along
+the steepest ray, each times the slope of the loss as a function of the output. There is no slope of
+the paper: with one output its L is Lm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wassail.certificates import clock
+from wassail.certificates.bound import Bound, below
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.lipschitz.ladder import lipschitz
+from wassail.certificates.loss.certificate import SLOPES, Certificate
+from wassail.certificates.loss.chords import Chords, steepest_of
+from wassail.certificates.loss.curve import total_of
+from wassail.certificates.loss.others import OthersCertificate
+from wassail.certificates.loss.recession import recession, shadow
+from wassail.certificates.loss.regression import Asked, samples_of
+from wassail.certificates.loss.residual_growth import Errors, Points, highest_errors
+from wassail.certificates.loss.slopes import ray_slope
+from wassail.certificates.search.infinity import infinity
+from wassail.errors import InputError, unknown
+from wassail.geometry import vector_norm
+from wassail.network import Model, versions
+from wassail.rounding import UNIT
+from wassail.specification import Specification
+from wassail.threat import Number, parse_label_cost, parse_seconds, parse_subpopulation
+from wassail.transport.allocation import sample_weights
+from wassail.transport.distribution import Distribution
+
+WORK = 60 * clock.SECOND  # operations for all slopes when there is no time limit
+DENSE_NEURONS = 300  # networks whose slope at infinity goes to branch and bound
+RADII = (1e-4, 1e-3, 1e-2, 0.05, 0.2, 0.5, 1.0, 2.0)  # where steep chords are looked for
+FAR = tuple(4.0**k for k in range(-4, 13))  # and along a ray, in units of the samples
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ResidualCertificate(Certificate):
+    """A `Certificate` of a regression: `certify` makes it for the losses of errors.
+
+    Args:
+        targets: float64 `(N, K)`.
+        quantile: of the pinball loss.
+        delta: of the Huber loss.
+        label_cost: price of moving a target by one unit; inf where they stay. Where they move, a
+            sample is `(x, t)`, flat, with t the move of its target times its price.
+    """
+
+    targets: Tensor = field(kw_only=True)
+    quantile: float = field(default=0.5, kw_only=True)
+    delta: float = field(default=1.0, kw_only=True)
+    label_cost: float = field(default=math.inf, kw_only=True)
+
+    def witness(self, eps: Number) -> Distribution:
+        """The distribution behind the lower side, as in `Certificate`.
+
+        Args:
+            eps: budget > 0, in units of the norm.
+        """
+        if self.label_cost < math.inf:
+            raise InputError(
+                "the distribution moves targets, which a Distribution does not hold: use "
+                "ws.loss_curve(...).atoms(eps)."
+            )
+        y = self.targets
+        eye = torch.eye(y.shape[1], dtype=torch.float64)
+        rule = Specification(torch.cat([-eye, eye]), torch.cat([y, -y], 1), about=self.loss)
+        return replace(super().witness(eps), specification=rule)
+
+
+def certify_errors(
+    model: Model | Graph, x: Tensor, y: Any, asked: Asked, slopes: Sequence[str], seed: int
+) -> Certificate:
+    """Slopes of the worst expected error over `Omega_1(eps)`, from both sides.
+
+    Args:
+        model: callable from a batch to outputs, or a graph that was read.
+        x: samples.
+        y: targets.
+        asked: everything else.
+        slopes: which of "infinity", "anchor", "margin" to compute; "paper" is left out.
+        seed: of the random starts.
+    """
+    for name in slopes:
+        if name not in SLOPES:
+            raise unknown("slope", name, SLOPES)
+    if asked.loss == "squared":
+        raise InputError(
+            "the squared error grows faster than any slope: use ws.loss_curve(..., order=2), or "
+            "loss='huber'."
+        )
+    began = clock.now()
+    price = parse_label_cost(asked.label_cost)
+    share = parse_subpopulation(asked.subpopulation)
+    asked = replace(asked, arithmetic="exact", grid=[1.0])
+    errors, _ = samples_of(model, x, y, asked, price)
+    mu = sample_weights(asked.mu, len(errors.x))
+    limit = None
+    if asked.time_limit is not None:
+        limit = parse_seconds(asked.time_limit) - (clock.now() - began)
+    with clock.limited(limit, WORK if limit is None else math.inf):
+        work = _Slopes(errors, mu, seed)
+        found = work.run(tuple(slopes), price)
+    return found if share == 1 else _of_share(found, work, share)
+
+
+class _Slopes:
+    """One certificate in the making."""
+
+    def __init__(self, errors: Errors, mu: Tensor, seed: int) -> None:
+        self.errors = errors
+        self.mu = mu
+        self.seed = seed
+        self.residuals = errors.residuals
+        # Of the loss as a function of u, on all of R.
+        self.steep = self.residuals.delta if self.residuals.loss == "huber" else 1.0
+        self.start = self.residuals.above(errors.lowest(0.0, 0)).cpu()
+        self.found: dict[str, Bound] = {}
+        self.line: tuple[float, float] | None = None
+        self.rays: list[Tensor] = []
+        self.cut = False
+
+    def run(self, wanted: tuple[str, ...], price: float) -> Certificate:
+        """The slopes that are asked for, then points."""
+        todo = [n for n in ("margin", "infinity") if n in wanted or "anchor" in wanted]
+        for done, name in enumerate(todo):
+            parts = len(todo) - done + 1
+            with clock.limited(clock.seconds_left() / parts, clock.work_left() / parts):
+                with suppress(clock.Late):
+                    self.found[name] = self._margin() if name == "margin" else self._infinity()
+                self.cut |= clock.out_of_time()
+            self.found.setdefault(name, Bound(0.0, math.inf, "none: out of time"))
+        with suppress(clock.Late):
+            self.line = self._line()
+        points = self._points()
+        columns = points.columns()
+        clean = points.clean.cpu()
+        gain = columns[2] - clean[columns[1]]
+        if "anchor" in wanted:
+            self.found["anchor"] = self._anchor(clean, columns)
+        get = {name: bound for name, bound in self.found.items() if name in wanted}.get
+        errors = self.errors
+        return ResidualCertificate(
+            errors.x.cpu(),
+            torch.zeros(len(errors.x), dtype=torch.int64),
+            self.mu,
+            errors.norm,
+            self.residuals.loss,
+            errors.domain,
+            math.fsum((self.mu * clean).tolist()),
+            get("infinity"),
+            get("anchor"),
+            get("margin"),
+            None,
+            self.line,
+            columns[0],
+            columns[1],
+            gain,
+            columns[3],
+            columns[4],
+            points.clean_side.cpu(),
+            None,
+            self._info(),
+            targets=self.residuals.y,
+            quantile=self.residuals.quantile,
+            delta=self.residuals.delta,
+            label_cost=price,
+        )
+
+    def _info(self) -> dict[str, Any]:
+        return {
+            "empirical_above": total_of(self.mu, self.start),
+            "versions": versions(),
+            "seed": self.seed,
+            "order": 1,
+            "smooth": self.errors.graph.smooth,
+            "cut": self.cut,
+        }
+
+    def _scaled(self, bound: Bound, factor: float) -> Bound:
+        """The bound on a slope of an output as one of the loss."""
+        low = bound.lower * factor * (1 - 4 * UNIT)
+        high = bound.upper * factor * (1 + 4 * UNIT)
+        return Bound(low, high, bound.method, bound.witness, bound.info)
+
+    def _margin(self) -> Bound:
+        graph = self.errors.graph
+        half = graph.outputs // 2
+        eye = torch.eye(graph.outputs, dtype=torch.float64)
+        bound = lipschitz(
+            graph.head(eye[1 : 1 + half]),
+            self.errors.norm,
+            self.errors.place,
+            outputs="logits",
+            norm_out=math.inf,
+            seed=self.seed,
+        )
+        return self._scaled(bound, self.residuals.steepest * self.steep)
+
+    def _infinity(self) -> Bound:
+        """Of outputs that are too high and of those that are too low, each with its weight."""
+        errors = self.errors
+        if errors.domain is not None and errors.bounded:
+            return Bound(0.0, 0.0, "bounded domain")
+        if errors.domain is not None:  # only a target moves without end
+            return Bound(0.0, math.inf, "none: some inputs are bounded and some are not")
+        half = errors.graph.outputs // 2
+        eye = torch.eye(errors.graph.outputs, dtype=torch.float64)
+        parts = []
+        for place, weight in enumerate(self.residuals.weights):
+            rows = eye[[0, *range(1 + place * half, 1 + (place + 1) * half)]]
+            far = recession(errors.graph.head(rows))
+            if far is None:
+                return Bound(0.0, 0.0, "bounded")
+            if far.neurons <= DENSE_NEURONS:
+                one = infinity(far.piecewise(), errors.norm, [0], seed=self.seed)
+            else:
+                one = ray_slope(far.to(errors.graph.device), errors.norm, [0], self.seed)
+            if one.witness is not None:
+                self.rays.append(one.witness)
+            parts.append(self._scaled(one, weight * self.steep))
+        best = max(parts, key=lambda bound: bound.lower)
+        high = max(bound.upper for bound in parts)
+        return Bound(best.lower, high, best.method, best.witness, best.info)
+
+    def _line(self) -> tuple[float, float] | None:
+        """`C + lam eps`: in a box the highest loss. On R^n an output differs from its recession
+        function by no more than its drift, so that `u <= l ||x|| + max_j w_j (drift_j + offset_j)`.
+        """
+        errors = self.errors
+        top = highest_errors(errors, 0)
+        most = self.residuals.above(top).cpu()
+        if bool(most.isfinite().all()):
+            return 0.0, total_of(self.mu, most)
+        known = self.found.get("infinity")
+        if errors.domain is not None or known is None or known.upper == math.inf:
+            return None
+        drift = shadow(errors.graph).drift(0)[1:]
+        offsets = self.residuals.offsets[:, 1:]
+        rest = self.residuals.weighted(drift + offsets) * self.steep
+        size = self.residuals.weighted(drift + offsets.abs()) * self.steep
+        lam = known.upper * (1 + 1e-9)
+        length = lam * vector_norm(errors.x.cpu().double(), errors.norm)
+        height = (rest + 8 * UNIT * size).amax(1) + length * (1 + (errors.graph.inputs + 8) * UNIT)
+        return lam, total_of(self.mu, height) + 8 * UNIT * total_of(self.mu, height.abs())
+
+    def _points(self) -> Points:
+        """Evaluated points near and far."""
+        errors = self.errors
+        found = Points(errors)
+        n = errors.x[0].numel()
+        width = errors.reach if errors.bounded else 1.0
+        scale = width * (n ** (1 / errors.norm) if errors.norm < math.inf else 1.0)
+        for radius in RADII:
+            found.climb(radius * scale)
+        size = max(1.0, float(errors.x.abs().max()))
+        for ray in self.rays:
+            way = ray.to(errors.x).reshape(1, *errors.x.shape[1:])
+            for far in FAR:
+                found.add(errors.x + far * size * way, None)
+        return found
+
+    def _anchor(self, clean: Tensor, columns: tuple[Tensor, ...]) -> Bound:
+        """A chord is at most as steep as the outputs; an evaluated one is rounded down."""
+        margin = self.found["margin"]
+        points, root, value, distance, side = columns
+        factor = self.residuals.steepest * self.steep
+        size = value + clean[root] + factor * self.residuals.y.abs().amax(1)[root]
+        gain = (value - clean[root] - 16 * UNIT * size) / factor
+        chord, _ = steepest_of(
+            self.errors.graph, self.errors.x, Chords(root, points, gain, distance, side)
+        )
+        low = max(chord * factor * (1 - 4 * UNIT), self.found["infinity"].lower)
+        return Bound(below(low, margin.upper, "anchor"), margin.upper, f"margin, {margin.method}")
+
+
+def _of_share(found: Certificate, work: _Slopes, share: float) -> OthersCertificate:
+    """The certificate where people may be missing (THEORY 12)."""
+    known = {f.name: getattr(found, f.name) for f in fields(Certificate)}
+    clean = Points(work.errors).clean.cpu()
+    return OthersCertificate(
+        **known,
+        true=found.y,
+        weights=found.mu,
+        clean=clean,
+        value=clean[found.root] + found.gain,
+        start=work.start,
+        subpopulation=share,
+    )
