@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 import torch
 
@@ -197,14 +198,11 @@ def test_a_pack_with_its_model_needs_nothing_else(
 ) -> None:
     pytest.importorskip("onnx")
     from fuzz.build import onnx_model
-    from fuzz.build import samples as few
 
     monkeypatch.chdir(tmp_path)
     onnx_model(tmp_path / "net.onnx", "dense")
-    x, y = few()
-    import numpy as np
-
-    np.savez("d.npz", x=x, y=y)
+    x = np.random.default_rng(0).random((6, 4), dtype=np.float32)
+    np.savez("d.npz", x=x, y=np.arange(6) % 3)
     words = (
         "evidence net.onnx --data d.npz --eps 0.05 --attacks fgsm --certify crown --no-look --quiet"
     )

@@ -6,6 +6,8 @@ The file is written from the parser and read back into it, so both know every op
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -21,7 +23,7 @@ DOTS = 200  # of one line: a key of thousands of parts takes gigabytes to read
 CODE = ("model", "data")  # options that may name a function
 NO_CODE = ("robustbench", "timm", "hf", "huggingface")  # what stands before other names
 TRUSTING = ("trust", "ray")  # options that let others run code
-PLACES = ("out", "junit", "card")  # options that name what is written
+PLACES = ("out", "junit", "card", "sarif", "job-summary")  # options that name what is written
 WITHOUT = {"help", "config", "key"}  # options that make no sense in the file
 HEAD = """\
 # An evaluation: {command} --config {name}
@@ -191,7 +193,36 @@ def init_command(options: argparse.Namespace, parser: argparse.ArgumentParser) -
     path = Path(options.file)
     if path.exists():
         raise InputError(f"{options.file!r} is there already: name another file, or remove it.")
+    if options.box_of is not None:
+        with writing(path):
+            save(path, box_text(options.box_of))
+        print(f"wrote {path}: edit it, then give it as --box {path}")
+        return 0
     with writing(path):
         save(path, init_text(parser, options.file))
     print(f"wrote {path}: edit it, then {parser.prog} --config {path}")
     return 0
+
+
+def box_text(name: str) -> str:
+    """A file for `--box` with the range of each feature in some data, to be edited.
+
+    Args:
+        name: of the data, samples `(N, F)`.
+    """
+    from wassail.zoo.datasets import open_data
+
+    data = open_data(name)
+    if len(data.shape) != 1:
+        raise InputError(
+            f"the samples of {name!r} have shape {tuple(data.shape)}: a box for each feature is "
+            "for tables."
+        )
+    x, _ = data.read(0, len(data))
+    names = data.info.get("features") or [f"feature {i}" for i in range(data.shape[0])]
+    made = io.StringIO()
+    lines = csv.writer(made, lineterminator="\n")
+    lines.writerow(["feature", "low", "high", "scale"])
+    for feature, low, high in zip(names, x.amin(0).tolist(), x.amax(0).tolist()):
+        lines.writerow([feature, repr(low), repr(high), ""])
+    return made.getvalue()

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from wassail.cli.commands import evaluate_command, seal_command, verify_command
 from wassail.cli.shared import checked_threads, classes_of, folder_of, model_from, writing
+from wassail.cli.signoff import has_results, quiet_output
 from wassail.errors import InputError
 from wassail.threat import number
+from wassail.writing import is_run
 
 if TYPE_CHECKING:
     from wassail.evaluation.run import Evaluation
@@ -77,6 +79,7 @@ def evidence_command(options: argparse.Namespace) -> int:
             f"{options.out!r} holds a pack already: name another folder, or remove it."
         )
     folder_of(options)
+    _remove_unbegun(folder / "run")
     statement = statement_from(options)
     model = _included(options)
     inner = argparse.Namespace(**{**vars(options), "out": str(folder / "run")})
@@ -87,11 +90,18 @@ def evidence_command(options: argparse.Namespace) -> int:
     later = _later(options, Evaluation.load(folder / RUN))
     with writing(folder):
         page, archive = write_pack(folder, statement, later, model, options.key)
-    from wassail.cli.signoff import quiet_output
-
     with quiet_output(options):
+        print("removed the picture and the times of the run: they differ from machine to machine")
         print(f"wrote {page}\nwrote {archive}")
     return code
+
+
+def _remove_unbegun(run: Path) -> None:
+    """Remove a run that ended before its first result: other settings may be asked for now."""
+    if run.is_symlink() or not is_run(run) or has_results(run):
+        return
+    for name in ("log/lock", "log/events.jsonl", "config.json"):
+        (run / name).unlink(missing_ok=True)
 
 
 def _included(options: argparse.Namespace) -> bytes | None:

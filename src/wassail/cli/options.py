@@ -149,6 +149,7 @@ def run_options(
     certify: str | None,
     seconds: str | None,
     gap: str | None = None,
+    effort: str | None = None,
 ) -> None:
     """Certificates, workers and what is kept."""
     group = parser.add_argument_group("certificates and workers")
@@ -163,7 +164,8 @@ def run_options(
     group.add_argument(
         "--effort",
         metavar="SECONDS",
-        help="with --certify: of one core, for the proof of a sample (default: 2)",
+        default=effort,
+        help=f"with --certify: of one core, for the proof of a sample (default: {effort or 2})",
     )
     group.add_argument(
         "--gap",

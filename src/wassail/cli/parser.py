@@ -57,6 +57,8 @@ from wassail.errors import BAD_INPUT, HOLDS, INTERNAL, SIGNALLED, InputError
 from wassail.names import EXPORTS, FIGURES, SLOPES
 
 SHELLS = ("bash", "zsh", "fish")
+# Seconds for the proof of a sample in a pack: some hundred samples take minutes, not an hour.
+PACK_EFFORT = "0.3"
 
 
 class Parser(argparse.ArgumentParser):
@@ -212,6 +214,12 @@ def _parser() -> argparse.ArgumentParser:
     init.add_argument(
         "--evidence", action="store_true", help="the file is for `wassail evidence --config`"
     )
+    init.add_argument(
+        "--box-of",
+        metavar="DATA",
+        default=None,
+        help="instead: a file for --box, with the range of each feature in a table",
+    )
     init.set_defaults(
         run=lambda options: init_command(options, evidence if options.evidence else evaluate)
     )
@@ -327,7 +335,7 @@ def _evidence_commands(children: argparse._SubParsersAction[Any]) -> argparse.Ar
     model_options(evidence)
     threat_options(evidence, eps=None, threads=None, out="the pack; PACK.zip is beside it")
     others_options(evidence)
-    run_options(evidence, certify="auto", seconds=None)
+    run_options(evidence, certify="auto", seconds=None, effort=PACK_EFFORT)
     run = evidence.add_argument_group("the run")
     run.add_argument(
         "--no-look",

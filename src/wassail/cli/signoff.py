@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from wassail.cli.shared import writing
 from wassail.errors import InputError
 from wassail.threat import Domain, Threat, parse_eps
-from wassail.writing import save
+from wassail.writing import append, read_small, save
 
 if TYPE_CHECKING:
     from wassail.evaluation.notes import Verification
     from wassail.evaluation.requirement import Requirement
     from wassail.evaluation.run import Evaluation
+    from wassail.evaluation.signoff import Verdict
     from wassail.zoo.samples import Data
 
 
@@ -28,9 +30,12 @@ NO_SIGN_OFF: dict[str, Any] = {
     "json": False,
     "junit": None,
     "card": None,
+    "sarif": None,
+    "job_summary": None,
     "landmarks": False,
     "box": None,
 }
+STEP = "GITHUB_STEP_SUMMARY"  # where GitHub says which file its job summary is
 KNOWN_SHIFT = re.compile(r"[a-z]+-[0-9.]+")
 
 
@@ -63,6 +68,17 @@ def signoff_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--junit", metavar="FILE", help="the requirements as JUnit XML")
     group.add_argument("--card", metavar="FILE", help="a section for a model card, in Markdown")
+    group.add_argument(
+        "--sarif", metavar="FILE", help="requirements that fail, for code scanning: SARIF 2.1.0"
+    )
+    group.add_argument(
+        "--job-summary",
+        nargs="?",
+        const="",
+        default=None,
+        metavar="FILE",
+        help="add a summary in Markdown to a file (bare: the one in GITHUB_STEP_SUMMARY)",
+    )
 
 
 @contextmanager
@@ -77,7 +93,9 @@ def quiet_output(options: argparse.Namespace) -> Iterator[None]:
 
 def parsed(options: argparse.Namespace) -> list[Requirement]:
     """The requirements, read before any work: one that cannot be answered costs no run."""
-    for target in (options.junit, options.card):
+    if options.job_summary == "" and not os.environ.get(STEP):
+        raise InputError(f"--job-summary is bare and {STEP} is not set: name a file.")
+    for target in (options.junit, options.card, options.sarif, options.job_summary or None):
         if target is not None and not Path(target).parent.is_dir():
             raise InputError(f"cannot write {target!r}: there is no such folder; make it first.")
     if not options.require:
@@ -164,6 +182,44 @@ def sign_off(
             with writing(Path(options.card)):
                 save(options.card, model_card(run, verdicts))
             print(f"wrote {options.card}")
+        _for_workflows(options, run, verdicts, looked)
     if options.json:
         print(json.dumps(as_json(run, verdicts, looked), indent=1))
     return 0 if all(verdicts) else 1
+
+
+def _for_workflows(
+    options: argparse.Namespace,
+    run: Evaluation,
+    verdicts: Sequence[Verdict],
+    looked: Verification | None,
+) -> None:
+    """Code scanning and the job summary, where they were asked for."""
+    from wassail.report.job import job_summary
+    from wassail.report.sarif import as_sarif
+
+    if options.sarif is not None:
+        log = as_sarif(run, verdicts, looked, _places(options, verdicts))
+        with writing(Path(options.sarif)):
+            save(options.sarif, json.dumps(log, indent=1) + "\n")
+        print(f"wrote {options.sarif}")
+    if options.job_summary is not None:
+        target = options.job_summary or os.environ[STEP]
+        with writing(Path(target)):
+            append(target, job_summary(run, verdicts).encode())
+        print(f"added a summary to {target}")
+
+
+def _places(options: argparse.Namespace, verdicts: Sequence[Verdict]) -> dict[str, tuple[str, int]]:
+    """Where the configuration asks for each requirement."""
+    from wassail.report.sarif import lines_of
+
+    file = getattr(options, "config", None)
+    if file is None:
+        return {}
+    text = read_small(file, 1 << 20, "a configuration").decode()
+    path = Path(file)
+    if path.is_absolute() and path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    name = path.name if path.is_absolute() else path.as_posix()
+    return lines_of(text, name, [verdict.requirement.text for verdict in verdicts])

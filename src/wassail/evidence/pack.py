@@ -237,7 +237,7 @@ def _unpack(path: Path, target: Path) -> None:
             for entry in entries:
                 place = target / entry.filename
                 place.parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(entry) as source, open(place, "xb") as copy:
+                with archive.open(entry) as source, saving(place) as copy:
                     shutil.copyfileobj(source, copy, BLOCK)
     except (
         OSError,

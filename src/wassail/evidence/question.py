@@ -74,8 +74,9 @@ def _units(run: Evaluation, statement: Statement) -> list[str]:
     if len(kept) == 2 and all(isinstance(part, list) for part in kept):
         held = set(map(str, about.get("fixed") or ())) if isinstance(about, Mapping) else set()
         for name, scale in zip(*kept):
-            what = "may not move" if str(name) in held else f"{eps * float(scale):.4g}"
-            lines.append(f"{name}: {show(eps)} is {what}")
+            held_back = str(name) in held
+            moves = f"eps {show(eps)} is a change of {eps * float(scale):.4g}"
+            lines.append(f"{name}: {'may not move' if held_back else moves}")
         return lines
     domain = run.threat.domain
     if domain is not None:

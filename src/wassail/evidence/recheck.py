@@ -260,7 +260,7 @@ def _answer(
     strange: list[int],
     whole: bool = True,
 ) -> tuple[int, str]:
-    """The exit code, and what the sentence begins with; whole: nobody may be missing."""
+    """The exit code, and what the sentence begins with; whole: the promise is for everyone."""
     if seen is not None:
         right, n = seen
         at_most = 1 - proportion_at_least(n - right, n, CONFIDENCE)
