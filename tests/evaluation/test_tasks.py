@@ -393,6 +393,7 @@ def test_units_in_words() -> None:
     )
     half = {**boxes, "scale": [1.0, 10.0]}
     assert units_text(half, one) == "1 % of each feature's range on average"
+    assert units_text({**boxes, "low": ["a", None]}, one) is None
     assert units_text({}, one) is None and units_text(None, one) is None
     assert units_text(table, ws.Threat(INF, 1, 0.02, None)) is None
 

@@ -136,8 +136,8 @@ def _boxes(run: Outcome) -> str | None:
     """Boxes and units of the features, or a box that is not the usual one."""
     if run.boxes is not None:
         low, high = run.boxes.low, run.boxes.high
-        held = float((low == high).double().mean()) if low.numel() else 0.0
-        frozen = f", and {100 * held:.3g} % of the numbers may not move" if held else ""
+        share = float((low == high).double().mean()) if low.numel() else 0.0
+        frozen = f", and {100 * share:.3g} % of the numbers may not move" if share else ""
         return (
             f"Each of {len(run):,} samples has a box of the run's own choice{frozen}. `wassail "
             "verify` adds the figures for the plain box."
