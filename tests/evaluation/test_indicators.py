@@ -263,7 +263,12 @@ def said(
     units = plan(THREATS, {name: {} for name in known})
     n = len(next(iter(known.values())))
     run: Any = SimpleNamespace(
-        y=torch.zeros(n), predicted=(torch.arange(n) == 0).float(), threats=THREATS, rows=rows
+        y=torch.zeros(n),
+        predicted=(torch.arange(n) == 0).float(),
+        threats=THREATS,
+        rows=rows,
+        criterion=None,
+        told=str,
     )
     tensors = {unit.key: torch.tensor(known[unit.attack], dtype=torch.float64) for unit in units}
     every = list(
@@ -396,7 +401,12 @@ def _whole(model: nn.Module, x: Tensor, y: Tensor, norm: float, eps: float) -> d
     }
     wrong = known[units[0].key] == 0
     run: Any = SimpleNamespace(
-        y=y, predicted=torch.where(wrong, y + 1, y), threats=threats, rows=()
+        y=y,
+        predicted=torch.where(wrong, y + 1, y),
+        threats=threats,
+        rows=(),
+        criterion=None,
+        told=str,
     )
     every = [
         *check(model, x, y, (0, 1)),

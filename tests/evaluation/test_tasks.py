@@ -245,6 +245,77 @@ def test_features_that_may_not_move() -> None:
     assert "1 flips are not misclassified" in found.problems
 
 
+def own_boxes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A box around each sample, with a frozen number in every second."""
+    room = 0.3 * torch.rand(x.shape, generator=torch.Generator().manual_seed(5)).to(x)
+    low, high = (x - room).clamp(min=0), (x + 0.5 * room).clamp(max=1)
+    low[::2, 1] = high[::2, 1] = x[::2, 1]
+    return low, high
+
+
+def test_boxes_of_each_sample(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
+    x = samples().float()
+    y = model(x).detach()[:, 0]
+    low, high = own_boxes(x)
+    boxed: dict[str, Any] = {"tolerance": 0.04, "domain": (low, high)}
+    run = evaluated(model, (x, y), out=tmp_path / "run", chunk=7, **boxed)
+    goal = ws.Specification.within(y, 0.04)
+    exact = ws.radii(model, x, goal, INF, (low, high), "exact").values
+    free = ws.radii(model, x, goal, INF, (0, 1), "exact").values
+    assert bool((exact > 1.01 * free).any())  # the boxes matter
+    assert run.radii is not None
+    assert bool((run.radii <= exact * (1 + 1e-6)).all())
+    assert bool((run.distances >= exact * (1 - 1e-6)).all())
+    found = torch.isfinite(run.distances)
+    assert bool(found.any()) and int(found.sum()) >= 0.8 * int(torch.isfinite(exact).sum())
+    start, moved = run.images(range(len(run)))
+    assert bool(((moved >= low) & (moved <= high)).all())
+    assert torch.equal(start[::2, 1], moved[::2, 1])
+    assert "own boxes of 23 samples" in run.headline
+    from wassail.evaluation.conditions import conditions
+
+    assert any("has a box of the run's own choice" in text for text in conditions(run))
+    looked = run.verify(model, (x, y), radii=True, seed=0)
+    assert looked, str(looked)
+    assert any("in the plain box" in text for text in looked.choices)
+    again = ws.Evaluation.load(tmp_path / "run")
+    assert again.boxes == run.boxes and again.headline == run.headline
+    other = {**boxed, "domain": (low, (high + 0.01).clamp(max=1))}
+    with pytest.raises(InputError, match="boxes"):
+        evaluated(model, (x, y), out=tmp_path / "run", chunk=7, resume=True, **other)
+    far = replace(run, images=lambda some: (start[list(some)], torch.rand(len(some), WIDTH)))
+    assert not far.verify(model, seed=0)
+    whole = evaluated(model, (x, y), **boxed)
+    assert torch.equal(whole.distances, run.distances)
+
+
+def test_boxes_of_images_with_classes() -> None:
+    model = ws.zoo.load("digits-mlp")
+    x, y = (part[:8] for part in ws.zoo.data("digits"))
+    low, high = (x - 0.1).clamp(min=0), (x + 0.1).clamp(max=1)
+    low[:, :, 0] = high[:, :, 0] = x[:, :, 0]
+    threat = ws.Threat(2, 1, 0.1, (low, high))
+    run = ws.evaluate(model, (x, y), threat, ["nearest", "pgd"], passes=40, certify="crown")
+    direct = ws.radii(model, x, y, 2, (low, high), "crown").values
+    assert run.radii is not None and torch.allclose(run.radii, direct, rtol=0.05)
+    _, moved = run.images(range(8))
+    assert bool(((moved >= low) & (moved <= high)).all())
+    assert run.verify(model, (x, y), seed=0)
+    for wrong, said in (
+        ({"attacks": ["a3"]}, "has one box for all samples"),
+        ({"immutable": [0]}, "freeze a number with low = high"),
+        ({"landmarks": "standard"}, "freeze a number with low = high"),
+    ):
+        with pytest.raises(InputError, match=said):
+            ws.evaluate(model, (x, y), ws.Threat(INF, INF, 0.1, (low, high)), **wrong)
+    with pytest.raises(InputError, match="of the shape of the samples"):
+        ws.evaluate(model, (x, y), ws.Threat(2, 1, 0.1, (low[:4], high[:4])))
+    with pytest.raises(InputError, match="outside its box"):
+        ws.evaluate(model, (x, y), ws.Threat(2, 1, 0.1, (low + 0.3, high + 0.3)))
+
+
 def test_a_one_hot_group_is_refused_unless_it_is_held() -> None:
     x = torch.rand(12, 6)
     x[:, 1:4] = nn.functional.one_hot(torch.arange(12) % 3, 3)
@@ -322,6 +393,7 @@ def test_units_in_words() -> None:
     )
     half = {**boxes, "scale": [1.0, 10.0]}
     assert units_text(half, one) == "1 % of each feature's range on average"
+    assert units_text({**boxes, "low": ["a", None]}, one) is None
     assert units_text({}, one) is None and units_text(None, one) is None
     assert units_text(table, ws.Threat(INF, 1, 0.02, None)) is None
 
@@ -379,6 +451,13 @@ def test_a_table_from_the_command_line(
     assert command("export", "run", "csv", "npz", "-o", "out") == 0
     header = (folder / "out" / "samples.csv").read_text().split("\n")[0].split(",")
     assert {"target", "output", "tolerance"} <= set(header)
+    inputs = samples(20).float()
+    low, high = own_boxes(inputs)
+    np.savez("boxes.npz", low=low.numpy(), high=high.numpy())
+    boxed = ("--data", "table.npz", "--tolerance", "0.1", "--box", "boxes.npz", "--out", "boxed")
+    assert command("evaluate", *model, *short, *boxed) == 0
+    assert "own boxes of 20 samples" in capsys.readouterr().out
+    assert command("verify", "boxed", *model, "--data", "table.npz") == 0
     own = ("--data", "table.npz", "--tolerance", "allowed", "--out", "other")
     assert command("evaluate", *model, *short, *own) == 0
     assert command("compare", "run", "other") == 0

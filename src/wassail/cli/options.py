@@ -117,7 +117,7 @@ def model_options(
     group.add_argument(
         "--dataset",
         default=None,
-        help="RobustBench's name of the data set (default: cifar10, or by --data)",
+        help="RobustBench's data set (default: cifar10)",
     )
     if required:
         group.add_argument(
@@ -130,7 +130,7 @@ def model_options(
         group.add_argument(
             "--ids",
             metavar="FILE",
-            help="image folders: the images to use and their order, one path a line",
+            help="image folders: the images to use, one path a line",
         )
         group.add_argument(
             "--preprocessing",
@@ -140,7 +140,7 @@ def model_options(
         group.add_argument(
             "--classes",
             metavar="A,B,C",
-            help="names of all classes in the order of the model (default: alphabetical)",
+            help="names of all classes in the order of the model",
         )
 
 
@@ -165,7 +165,7 @@ def run_options(
         "--effort",
         metavar="SECONDS",
         default=effort,
-        help=f"with --certify: of one core, for the proof of a sample (default: {effort or 2})",
+        help=f"with --certify: of one core, a sample (default: {effort or 2})",
     )
     group.add_argument(
         "--gap",
@@ -238,7 +238,7 @@ def threat_options(
         nargs="+",
         default=[eps],
         required=eps is None,
-        help="budgets, for example 8/255; the first is the headline's",
+        help="budgets, as 8/255; the first is the headline's",
     )
     group.add_argument(
         "--order",
@@ -290,9 +290,7 @@ def threat_options(
         default=None,
         help="anyone's adversarial examples, .pt, .npz or .safetensors: flips join the pool",
     )
-    group.add_argument(
-        "--name", default=None, help="what to call the model in tables and pages (default: MODEL)"
-    )
+    group.add_argument("--name", default=None, help="what to call the model (default: MODEL)")
     common_options(parser, norm=None, threads=threads, out=out)
 
 

@@ -30,7 +30,7 @@ def others_options(parser: argparse.ArgumentParser) -> None:
         "--label-cost",
         default=None,
         metavar="K",
-        help="labels change at this price, in units of eps (default: inf)",
+        help="price of a changed label, as an eps (default: inf)",
     )
     group.add_argument(
         "--subpopulation",

@@ -142,11 +142,14 @@ def boxed(
     """
     from wassail.zoo.features import in_boxes, with_held
     from wassail.zoo.files import reading
-    from wassail.zoo.tables import read_box
+    from wassail.zoo.tables import read_box, read_sample_boxes
 
     box: Any = domain
     if path is not None:
         with reading(path):
+            own = read_sample_boxes(Path(path), (len(data), *data.shape))
+            if own is not None and not held:
+                return source, data, own  # type: ignore[return-value]
             box = read_box(Path(path), data.info.get("features"))
     return in_boxes(source, data, with_held(data, box, held) if held else box)
 

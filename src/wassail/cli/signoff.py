@@ -64,7 +64,7 @@ def signoff_options(parser: argparse.ArgumentParser) -> None:
         "--box",
         metavar="FILE",
         help="a box and a unit for each feature, instead of --domain: CSV with feature, low, high, "
-        "scale (empty: the range, 0: may not move), or .npz",
+        "scale (0: may not move), or .npz, also of each sample",
     )
     group.add_argument("--junit", metavar="FILE", help="the requirements as JUnit XML")
     group.add_argument("--card", metavar="FILE", help="a section for a model card, in Markdown")

@@ -161,7 +161,7 @@ def evaluate_options(parser: argparse.ArgumentParser) -> None:
         action=_Smooth,
         default=None,
         metavar="SIGMA",
-        help="the model under Gaussian noise, in l2: see `wassail smooth`",
+        help="under Gaussian noise, in l2: see `wassail smooth`",
     )
     group.add_argument(
         "--draws",

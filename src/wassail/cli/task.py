@@ -28,34 +28,18 @@ MOST = 1 << 26  # bytes of tolerances
 def task_options(parser: argparse.ArgumentParser) -> None:
     """Tasks that are no classification, and features that may not move."""
     group = parser.add_argument_group("the task (default: classes)")
-    group.add_argument(
-        "--tolerance",
-        default=None,
-        metavar="T",
-        help="regression: right if off by less than T, a number in the targets' unit, 5%% of the "
-        "target, or a column or array of --data with one for each sample",
-    )
-    group.add_argument(
-        "--threshold",
-        default=None,
-        metavar="T",
-        help="labels of 0 and 1: an output above T says 1 (0 for logits)",
-    )
-    group.add_argument(
-        "--label", default=None, metavar="L", help="with --threshold: only this label counts"
-    )
-    group.add_argument(
-        "--target",
-        default=None,
-        metavar="A,B",
-        help="columns of --data that the model predicts (default: the column of labels)",
-    )
-    group.add_argument(
-        "--immutable",
-        default=None,
-        metavar="A,B",
-        help="features that may not move, names or places",
-    )
+    words = {
+        "tolerance": (
+            "T",
+            "regression: off by less than 0.5, 5%%, or a column",
+        ),
+        "threshold": ("T", "labels of 0 and 1: an output above T says 1"),
+        "label": ("L", "with --threshold: the one label that counts"),
+        "target": ("A,B", "columns of --data that the model predicts"),
+        "immutable": ("A,B", "features that may not move, names or places"),
+    }
+    for name, (shown, text) in words.items():
+        group.add_argument(f"--{name}", default=None, metavar=shown, help=text)
 
 
 def refuse_task(options: argparse.Namespace, reason: str) -> None:

@@ -49,7 +49,8 @@ def plain_sentence(run: Outcome, model: Model) -> tuple[str, ...]:
     domain = run.threat.domain
     n = min(len(run), SAMPLES)
     own = isinstance(model, Rescaled)
-    if not n or not (own or (domain is not None and tuple(domain) != PLAIN)):
+    boxed = run.boxes is not None
+    if not n or not (own or boxed or (domain is not None and tuple(domain) != PLAIN)):
         return ()
     x = run.images(range(n))[0]
     y = labels_at(run.right, slice(n))
@@ -133,6 +134,14 @@ def _tolerances(run: Outcome) -> str | None:
 
 def _boxes(run: Outcome) -> str | None:
     """Boxes and units of the features, or a box that is not the usual one."""
+    if run.boxes is not None:
+        low, high = run.boxes.low, run.boxes.high
+        share = float((low == high).double().mean()) if low.numel() else 0.0
+        frozen = f", and {100 * share:.3g} % of the numbers may not move" if share else ""
+        return (
+            f"Each of {len(run):,} samples has a box of the run's own choice{frozen}. `wassail "
+            "verify` adds the figures for the plain box."
+        )
     about = _about(run)
     kept = [about.get(key) for key in ("low", "high", "scale")]
     if all(isinstance(part, list) for part in kept):

@@ -30,6 +30,7 @@ from torch import Tensor
 from wassail.attacks.catalogue import GIVEN
 from wassail.errors import InputError
 from wassail.evaluation import indicators
+from wassail.evaluation.boxes import BOXES, boxes_digest, check_attacks, with_hull
 from wassail.evaluation.chunks import Tensors, nearest_of, plain, take, unpack
 from wassail.evaluation.criterion import check_outputs, judged, outputs_of, right_of
 from wassail.evaluation.ladder import DRAWN, draw, key_of
@@ -155,7 +156,8 @@ def evaluate(  # noqa: PLR0913
         data: whatever `zoo.open_data` takes: a pair `(x, y)`, a Dataset, a DataLoader, a file.
         threats: one `Threat`, or several of one norm and domain; the first is the headline's. A
             domain with a box for each feature is for samples `(N, F)`: the run is then made in the
-            variable `(x - low) / scale`, with the model behind it.
+            variable `(x - low) / scale`, with the model behind it. With boxes of each sample, low
+            and high of the shape of the samples, each moves in its own.
         attacks: names of `wassail.names.ATTACKS`, perhaps with options, `{"wda": {"kappa": 4}}`;
             they run from the cheapest to the dearest, and their flips are pooled; default wda,
             wda++ and nearest.
@@ -213,6 +215,12 @@ def evaluate(  # noqa: PLR0913
     asked, others = others_of(_listed(threats), label_cost, subpopulation, groups)
     source = named(model, name)
     samples, criterion = judged(_samples(data, tolerance, threshold), tolerance, threshold, label)
+    asked, own = with_hull(same_norm(asked), samples)
+    if own is not None and (len(immutable) or landmarks is not None):
+        raise InputError(
+            "samples with boxes of their own have no immutable features and no landmarks: freeze "
+            "a number with low = high."
+        )
     source, samples, chosen = _opened(source, samples, asked, immutable)
     if criterion is not None and landmarks is not None:
         raise InputError("landmarks are for classes: leave them out with a tolerance or threshold.")
@@ -236,7 +244,9 @@ def evaluate(  # noqa: PLR0913
         provers=whole(provers, "provers"),
         effort=None if effort is None else number(effort, "effort"),
         criterion=criterion,
+        boxes=own,
     )
+    check_attacks(wanted, own)
     if landmarks is not None and mu is not None:
         raise InputError("landmarks are for samples of equal weight: evaluate without mu.")
     worker = Worker(source.model, samples, settings, sample_weights(mu, len(samples)))
@@ -394,6 +404,7 @@ def _config(settings: Settings, source: Source, data: Data, mu: Tensor | None) -
         "look": settings.look,
         "mu": None if mu is None else data_hash(mu, mu),
         **({} if settings.criterion is None else {"criterion": settings.criterion.config}),
+        **({} if settings.boxes is None else {BOXES: boxes_digest(settings.boxes)}),
         "device": device_of(source.model, torch.device("cpu")).type,
         "threads": torch.get_num_threads(),
         "versions": versions(),
@@ -433,6 +444,7 @@ class _Driver:
         self.meter.report.begin("what is there")
         self._same_model()
         self._same_data()
+        self._boxes()
         self._stage("clean accuracy", 1, self._missing(CLEAN), Clean)
         if look and n:
             self._stage("checks", 0, self._once(CHECKS), partial(Checks, mode=asdict(mode)))
@@ -656,6 +668,15 @@ class _Driver:
             return Pool(place, [self.store.get(key, place.chunk)[0] for key in reading.sources])
 
         self._stage("a last look at all flips", 1, self._missing(reading.pooled), make)
+
+    def _boxes(self) -> None:
+        """The boxes of the samples, beside them."""
+        boxes = self.settings.boxes
+        for chunk, start, stop in () if boxes is None else self.chunks:
+            if boxes is not None and not self.store.has(BOXES, chunk):
+                sides = {"low": boxes.low[start:stop], "high": boxes.high[start:stop]}
+                kept = {name: side.contiguous().clone() for name, side in sides.items()}
+                self.store.put(BOXES, chunk, kept, {})
 
     def _same_data(self) -> None:
         """Data of which the configuration knows a part only (a Dataset in Python) are looked at

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from wassail.errors import InputError, reason_of
 from wassail.evaluation import indicators
+from wassail.evaluation.boxes import read_boxes
 from wassail.evaluation.chunks import unpack
 from wassail.evaluation.criterion import Criterion, read_criterion
 from wassail.evaluation.ladder import DRAWN, Ladder, key_of, looks
@@ -333,6 +334,7 @@ class Reading:
             criterion=criterion,
             targets=targets,
             outputs=None if criterion is None else self._outputs(criterion),
+            boxes=read_boxes(self.store, range(len(self.chunks)), (self.chunks.n, *self.shape)),
         )
         _check_landmarks(result)
         return replace(result, findings=tuple(self._findings(result)))

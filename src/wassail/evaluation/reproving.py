@@ -20,7 +20,6 @@ from wassail.evaluation.result import Outcome
 from wassail.network import Model
 from wassail.specification import Labels, labels_at
 from wassail.threat import Threat, box_at
-from wassail.zoo.features import own_boxes
 
 CONFIDENCE = 0.95
 EXACT = 1e-6  # relative: an exact radius is the distance itself to 1e-9, and both are computed
@@ -111,7 +110,7 @@ def _unproved(
     y = labels_at(run.right, index)
     stated = run.radii[index]
     exact = run.exact[index]
-    threat = replace(run.threat, domain=own_boxes(model, x, run.threat.domain))
+    threat = replace(run.threat, domain=run.inside(model, index, x))
     arithmetic = "executed" if run.certificate.get("arithmetic") == "executed" else "exact"
     search = (exact | torch.isinf(stated)).nonzero()[:, 0]
     bad = torch.zeros(len(index), dtype=torch.bool)

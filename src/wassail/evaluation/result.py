@@ -20,9 +20,12 @@ from wassail.errors import InputError
 from wassail.evaluation.criterion import CLASSES, Criterion, Regression, Words, right_of
 from wassail.evaluation.landmarks import Landmark
 from wassail.evaluation.units import units_text
+from wassail.network import Model
 from wassail.notebook import card, lines, picture, table
 from wassail.specification import Labels, specification_of
 from wassail.threat import (
+    Boxes,
+    Domain,
     Number,
     Threat,
     box_text,
@@ -35,6 +38,7 @@ from wassail.threat import (
 from wassail.transport.curve import RiskCurve, below
 from wassail.transport.flips import Flips
 from wassail.transport.picture import draw_sandwich
+from wassail.zoo.features import own_boxes
 
 Images: TypeAlias = Callable[[Sequence[int]], "tuple[Tensor, Tensor]"]
 LEVELS = ("ok", "note", "warning")
@@ -101,7 +105,8 @@ class Outcome:
     criterion: what right means where there are no classes; then y is 0, predicted and labels are 0
     where a sample is right and else the row of its specification that fails most, counted from 1;
     targets: float64 `(N, W)`, what the criterion needs of each sample; outputs: of the model at the
-    samples, float64 `(N, K)`.
+    samples, float64 `(N, K)`. boxes: of each sample, where they have their own; the threats have
+    the one box that holds them all.
     """
 
     name: str
@@ -133,6 +138,20 @@ class Outcome:
     criterion: Criterion | None = None
     targets: Tensor | None = None
     outputs: Tensor | None = None
+    boxes: Boxes | None = None
+
+    def inside(self, model: Model, rows: Tensor, x: Tensor) -> Domain:
+        """Where some samples may move: in boxes of their own, with features frozen that may not
+        move, or in the one box of all.
+
+        Args:
+            model: that the run is about.
+            rows: places of the samples.
+            x: the samples.
+        """
+        if self.boxes is None:
+            return own_boxes(model, x, self.threat.domain)
+        return self.boxes.take(rows)  # type: ignore[return-value]
 
     @property
     def words(self) -> Words:
@@ -210,6 +229,8 @@ class Outcome:
         Args:
             threat: norm, order, eps and what else may change.
         """
+        if self.boxes is not None:
+            return str(replace(threat, domain=self.boxes))  # type: ignore[arg-type]
         units = units_text(self.info.get("data"), threat)
         if units is None:
             return str(threat)
@@ -220,6 +241,8 @@ class Outcome:
     def setting(self) -> str:
         """What every threat of the run shares, in words: the norm and where points may be."""
         units = units_text(self.info.get("data"), self.threat)
+        if self.boxes is not None:
+            return f"ground norm l{self.threat.norm:g}, own boxes of {len(self)} samples"
         where = box_text(self.threat.domain)
         where = where if units is None else f"eps {show(self.threat.eps)} = {units}"
         return f"ground norm l{self.threat.norm:g}, {where}"

@@ -68,6 +68,8 @@ class Evaluation(Outcome):
         targets: what the criterion needs of each sample, float64 `(N, W)`, or None: targets and
             then tolerances of a regression.
         outputs: of the model at the samples, float64 `(N, K)`, or None.
+        boxes: of each sample, where they have their own, or None; the threats then have the one box
+            that holds them all.
     """
 
     @classmethod

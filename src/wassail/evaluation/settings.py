@@ -14,7 +14,7 @@ from wassail.errors import InputError, unknown
 from wassail.evaluation.criterion import Criterion
 from wassail.evaluation.plan import Unit, plan
 from wassail.names import ARITHMETICS, GONE_METHODS, RADIUS_METHODS
-from wassail.threat import Domain, Threat, check_seed, parse_seconds, whole
+from wassail.threat import Boxes, Domain, Threat, check_seed, parse_seconds, whole
 
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -39,6 +39,7 @@ class Settings:
     provers: int = 1
     effort: float | None = None
     criterion: Criterion | None = None
+    boxes: Boxes | None = None
 
     def __post_init__(self) -> None:
         whole(self.chunk, "chunk")

@@ -20,7 +20,10 @@ def units_text(about: Any, threat: Threat) -> str | None:
     """
     if not isinstance(about, Mapping) or not isinstance(about.get("features"), list):
         return None
-    share = _share(about, threat)
+    try:
+        share = _share(about, threat)
+    except (TypeError, ValueError):  # a run from elsewhere may record anything
+        return None
     if share is None:
         return None
     if math.isnan(share):
@@ -58,11 +61,11 @@ def _share(about: Mapping[str, Any], threat: Threat) -> float | None:
         width = domain[1] - domain[0] if plain and domain is not None else math.inf
         return 1 / width if math.isfinite(width) else None
     held = set(map(str, about.get("fixed") or ()))
-    names = list(map(str, about["features"]))
+    low, high, scale = (list(map(float, part or ())) for part in kept)
     shares = [
-        float(scale) / (float(high) - float(low))
-        for name, low, high, scale in zip(names, *kept)
-        if name not in held and float(high) > float(low)
+        unit / (most - least)
+        for name, least, most, unit in zip(about["features"], low, high, scale)
+        if str(name) not in held and most > least
     ]
     if not shares:
         return None

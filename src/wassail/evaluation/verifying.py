@@ -42,7 +42,6 @@ from wassail.threat import number
 from wassail.transport.allocation import sample_weights
 from wassail.transport.flips import Flips
 from wassail.zoo.datasets import open_data
-from wassail.zoo.features import own_boxes
 from wassail.zoo.files import Targets
 from wassail.zoo.weights import fingerprint
 
@@ -126,7 +125,7 @@ class _Pool:
                 labels_at(run.right, some),
                 points,
                 run.threat.norm,
-                own_boxes(self.model, x, run.threat.domain),
+                run.inside(self.model, torch.arange(len(run))[some], x),
                 pull_in=False,
             )
             stated = run.distances[some]
@@ -460,7 +459,7 @@ class _Folder:
                 y,
                 points,
                 threat.norm,
-                own_boxes(self.model, x, threat.domain),
+                self.run.inside(self.model, torch.arange(start, stop), x),
                 pull_in=False,
                 batch_size=self.batch_size,
             )
@@ -527,7 +526,7 @@ class _Folder:
         kept = self.store.get(CLEAN, chunk)[0]
         numbers = Targets(numbers=self.run.criterion is not None)
         given = open_data((unpack(kept["x"]), stored_labels(kept)), targets=numbers)
-        worker = Worker(self.model, given, self._settings(), self.run.mu[start:stop])
+        worker = Worker(self.model, given, self._settings(start, stop), self.run.mu[start:stop])
         tensors, _ = worker.run(Attack(Place(unit.key, 0, 0, stop - start), unit))
         stated = self.reading.distances(unit.key)[start:stop]
         now = tensors["distances"]
@@ -545,8 +544,9 @@ class _Folder:
             "weaker than they could be, never false."
         )
 
-    def _settings(self) -> Settings:
+    def _settings(self, start: int, stop: int) -> Settings:
         config = self.config
+        boxes = self.run.boxes
         attacks = {
             str(entry["name"]): {k: v for k, v in entry.items() if k != "name"}
             for entry in config["attacks"]
@@ -562,6 +562,7 @@ class _Folder:
             str(config["gradients"]),
             bool(config["look"]),
             criterion=self.run.criterion,
+            boxes=None if boxes is None else boxes.take(torch.arange(start, stop)),
         )
 
 

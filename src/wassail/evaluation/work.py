@@ -16,23 +16,22 @@ import torch
 from torch import Tensor
 
 from wassail.errors import InputError
+from wassail.evaluation.boxes import one_box
 from wassail.evaluation.criterion import outputs_of, right_of
 from wassail.evaluation.plan import Unit, data_hash
 from wassail.evaluation.settings import PRECISIONS, Settings
 from wassail.evaluation.tasks.task import Place, Result, Task
+from wassail.geometry import clip
 from wassail.network import Model, frozen, mixed
 from wassail.progress import Progress
 from wassail.specification import Labels
-from wassail.threat import Threat
+from wassail.threat import Domain, Threat, box_at
 from wassail.transport.flips import Flips
 from wassail.zoo.features import own_boxes
 from wassail.zoo.samples import Data
 
 if TYPE_CHECKING:
     from wassail.certificates.graph.graph import Graph
-
-
-ONE_BOX = ("cw", "a3", "w_pgd")  # homes of attacks that have one box for all features
 
 
 class Runner(Protocol):
@@ -134,25 +133,43 @@ class Worker:
         """Logits, or outputs, `(n, K)` of samples, on the CPU."""
         return outputs_of(self.model, x, self.settings.criterion, self.settings.batch_size)
 
-    def inside(self, unit: Unit, x: Tensor) -> Threat:
-        """The threat of an attack on some samples, where features that may not move are frozen."""
-        if unit.entry.home.split(":")[0] in ONE_BOX:
-            return unit.threat
-        domain = own_boxes(self.model, x, unit.threat.domain)
-        return replace(unit.threat, domain=domain)
+    def box(self, place: Place, x: Tensor) -> Domain:
+        """Where the samples of a task may move: in boxes of their own, with features frozen that
+        may not move, or in the one box of all.
+        """
+        if self.settings.boxes is None:
+            return own_boxes(self.model, x, self.settings.domain)
+        return self.settings.boxes.take(torch.arange(place.start, place.stop))  # type: ignore[return-value]
 
-    def held(self, flips: Flips, x: Tensor, y: Labels) -> Flips:
-        """The flips after features that may not move are put back to their values.
+    def inside(self, unit: Unit, place: Place, x: Tensor) -> Threat:
+        """The threat of an attack on the samples of a task, where they may move."""
+        return (
+            unit.threat if one_box(unit.attack) else replace(unit.threat, domain=self.box(place, x))
+        )
 
-        A point that is no flip any more is left out: distance infinity.
+    def held(
+        self, flips: Flips, place: Place, x: Tensor, y: Labels, some: Tensor | None = None
+    ) -> Flips:
+        """The flips after features that may not move are put back to their values, and points
+        outside the box of their sample into it.
+
+        A point that is no flip any more is left out: distance infinity. some: which of the samples
+        of the task these are; by default all.
         """
         held = getattr(self.model, "held", None)
-        if not isinstance(held, Tensor) or not bool(held.any()) or not len(x):
+        frozen_ = isinstance(held, Tensor) and bool(held.any())
+        if not (frozen_ or self.settings.boxes is not None) or not len(x):
             return flips
-        points = torch.where(held.to(x.device), x, flips.points.to(x))
-        settings = self.settings
+        points = flips.points.to(x)
+        if isinstance(held, Tensor) and frozen_:
+            points = torch.where(held.to(x.device), x, points)
+        domain = self.settings.domain
+        if self.settings.boxes is not None:
+            domain = self.box(place, x)
+            domain = domain if some is None else box_at(domain, some)
+            points = clip(points, domain)
         again = Flips.from_points(
-            self.model, x, y, points, settings.norm, settings.domain, pull_in=False
+            self.model, x, y, points, self.settings.norm, domain, pull_in=False
         )
         return replace(flips, points=again.points, distances=again.distances, labels=again.labels)
 

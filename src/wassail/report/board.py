@@ -219,8 +219,9 @@ def _index(
     groups: dict[tuple[object, ...], list[int]] = {}
     for place, run in enumerate(runs):
         task = "" if run.criterion is None else f", {run.words.kept}"
-        key = (run.threat.norm, box_text(run.threat.domain) + task)
-        groups.setdefault(key, []).append(place)
+        box = box_text(run.threat.domain) if run.boxes is None else "own boxes of samples"
+        where = box + task
+        groups.setdefault((run.threat.norm, where), []).append(place)
     parts = []
     contents = []
     for number, (key, places) in enumerate(

@@ -60,7 +60,8 @@ def comparison(runs: Sequence[Evaluation]) -> str:
     runs = told_apart(runs)
     groups: dict[tuple[object, ...], list[Evaluation]] = {}
     for run in runs:
-        key = (run.threat.norm, run.threat.domain, *_shape(run), run.words.kept)
+        own = run.boxes is not None
+        key = (run.threat.norm, run.threat.domain, own, *_shape(run), run.words.kept)
         groups.setdefault(key, []).append(run)
     parts = [_group(f"group-{place}", group) for place, group in enumerate(groups.values(), 1)]
     contents = [(f"group-{place}", _title(group)) for place, group in enumerate(groups.values(), 1)]

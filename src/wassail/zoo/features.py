@@ -34,10 +34,6 @@ from wassail.zoo.samples import ArrayData, Data
 from wassail.zoo.source import Source
 from wassail.zoo.tables import frame_values, is_frame
 
-NO_OWN_BOXES = (
-    "evaluate has no boxes of samples yet: give one for each feature, or use ws.nearest and "
-    "ws.radii."
-)
 HELD = 4096.0  # the range of a feature that may not move, in ranges of the widest that may
 
 
@@ -299,7 +295,7 @@ def in_boxes(source: Source, data: Data, box: Boxes) -> tuple[Source, Data, tupl
         )
     size = data.shape[0]
     if box.low.ndim > 1:
-        raise InputError(NO_OWN_BOXES)
+        raise InputError("these are boxes of samples: give one for each feature.")
     if len(box.low) not in (1, size):
         raise InputError(f"the box is for {len(box.low)} features and the samples have {size}.")
     names = data.info.get("features") or ()

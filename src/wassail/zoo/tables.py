@@ -32,6 +32,7 @@ from wassail.zoo.weights import regular, sha256
 LABELS = ("label", "labels", "target", "class", "y")  # names of the column of labels, else the last
 LONGEST = 1 << 20  # characters of one value
 LINE = 1 << 24  # characters of one line
+SAMPLE_BYTES = 1 << 30  # of the boxes of all samples, each side
 BOX_BYTES = 1 << 23  # of a file of boxes, and of each of its arrays unpacked
 NO_PANDAS = 'Parquet files need pandas and pyarrow: pip install "wassail[tables]".'
 
@@ -177,6 +178,30 @@ def read_box(path: Path, features: Sequence[str] | None) -> Boxes:
     return found
 
 
+def read_sample_boxes(path: Path, shape: tuple[int, ...]) -> Boxes | None:
+    """A box for each sample out of an `.npz` file with arrays `low` and `high` of the shape of the
+    samples; None for any other file.
+
+    Args:
+        path: of the file.
+        shape: of all samples, `(N, *shape)`; boxes of more samples are cut.
+    """
+    regular(path, "box")
+    if path.suffix != ".npz":
+        return None
+    arrays = small_arrays(path, ("low", "high"), SAMPLE_BYTES)
+    if len(arrays) < 2 or any(values.ndim != len(shape) for values in arrays.values()):
+        return None
+    sides: Any = tuple(arrays[side][: shape[0]] for side in ("low", "high"))
+    for side in sides:
+        if side.shape != shape:
+            raise InputError(
+                f"the boxes in {str(path)!r} have shape {side.shape} and the samples {shape}: give "
+                "low and high of the shape of the samples."
+            )
+    return boxes_of(parse_domain(sides, own=True))
+
+
 def read_column(path: Path, name: str) -> list[str]:
     """One column of a CSV or Parquet file as texts.
 
@@ -226,8 +251,8 @@ def _box_columns(path: Path) -> dict[str, list[str]]:
         arrays = small_arrays(path, ("feature", "low", "high", "scale"), BOX_BYTES)
         if any(values.ndim > 1 for values in arrays.values()):
             raise InputError(
-                f"{str(path)!r} has boxes of each sample, which evaluate does not take yet: give "
-                "one for each feature, or use ws.nearest and ws.radii."
+                f"{str(path)!r} has boxes of each sample: freeze a number there with low = high, "
+                "and leave immutable features out."
             )
         found = {
             key: [str(value) for value in values.ravel().tolist()] for key, values in arrays.items()

@@ -32,7 +32,7 @@ from wassail.certificates.loss.regression import Asked, samples_of
 from wassail.certificates.loss.residual_growth import Errors
 from wassail.certificates.loss.worst_case import limited, solved
 from wassail.certificates.loss.worst_others import OthersProblem
-from wassail.certificates.search.programs import Array
+from wassail.certificates.exact.programs import Array
 from wassail.errors import InputError
 from wassail.network import Model
 from wassail.rounding import UNIT

@@ -28,7 +28,7 @@ from wassail.certificates.loss.recession import recession, shadow
 from wassail.certificates.loss.regression import Asked, samples_of
 from wassail.certificates.loss.residual_growth import Errors, Points, highest_errors
 from wassail.certificates.loss.slopes import ray_slope
-from wassail.certificates.search.infinity import infinity
+from wassail.certificates.exact.infinity import infinity
 from wassail.errors import InputError, unknown
 from wassail.geometry import vector_norm
 from wassail.network import Model, versions

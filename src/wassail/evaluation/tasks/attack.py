@@ -17,6 +17,7 @@ from wassail.evaluation.plan import Unit
 from wassail.evaluation.tasks.task import Result, Samples, Task, no_flips, unknown
 from wassail.progress import Progress
 from wassail.specification import labels_at, labels_of
+from wassail.threat import box_at
 
 if TYPE_CHECKING:
     from wassail.evaluation.work import Worker
@@ -53,12 +54,12 @@ class Attack(Task):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ModelWarning)
             found = unit.entry.run(
-                worker.attacked, x, y, worker.inside(unit, x), progress=tick, **options
+                worker.attacked, x, y, worker.inside(unit, self.place, x), progress=tick, **options
             )
         said = sorted({str(w.message) for w in caught if issubclass(w.category, ModelWarning)})
         kappa = found.info.get("options", {}).get("kappa")
         title = unit.entry.title if kappa is None else f"{unit.entry.title}, kappa {kappa:g}"
-        return flips_chunk(worker.held(found.flips, x, y)), {
+        return flips_chunk(worker.held(found.flips, self.place, x, y)), {
             "title": title,
             "share": share_of(found.weights, found.allocation),
             "warnings": said,
@@ -92,12 +93,13 @@ class Rung(Task):
             # So few passes may be none at all, and are our own choice.
             warnings.simplefilter("ignore", ModelWarning)
             right = labels_at(y, some)
-            threat = worker.inside(unit, x[some])
+            threat = worker.inside(unit, self.place, x)
+            threat = replace(threat, domain=box_at(threat.domain, some))
             found = unit.entry.run(
                 worker.attacked, x[some], right, threat, progress=tick, **options
             )
-        part = flips_chunk(worker.held(found.flips, x[some], right))
-        return spread(part, self.chosen, labels_of(y).cpu(), self.predicted), {}
+        flips = worker.held(found.flips, self.place, x[some], right, some)
+        return spread(flips_chunk(flips), self.chosen, labels_of(y).cpu(), self.predicted), {}
 
     def cut(self, start: int, stop: int) -> Self:
         """See `Task`."""
@@ -133,7 +135,7 @@ class Transfer(Task):
             settings.batch_size,
             among=self.among,
         )
-        return flips_chunk(worker.held(found, x, y)), {}
+        return flips_chunk(worker.held(found, self.place, x, y)), {}
 
     def empty(self, samples: Samples, mu: Tensor, reason: str) -> Result:
         """See `Task`."""

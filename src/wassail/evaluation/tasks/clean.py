@@ -34,7 +34,9 @@ class Clean(Task):
         try:
             x, rows = data.read(place.start, place.stop)
             right = right_of(worker.settings.criterion, rows)
-            x, y = check_task(x, right, worker.settings.domain)
+            own = worker.settings.boxes is not None
+            domain = worker.box(place, x) if own else worker.settings.domain
+            x, y = check_task(x, right, domain)
             check_model(worker.model, x, y)
         except InputError as error:
             where = f"samples {place.start} to {place.stop - 1} of {data.name!r}"

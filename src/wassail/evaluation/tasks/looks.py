@@ -13,7 +13,6 @@ from wassail.evaluation import indicators
 from wassail.evaluation.tasks.task import Result, Samples, Task, unknown
 from wassail.progress import Progress
 from wassail.smoothing.draws import Draws
-from wassail.zoo.features import own_boxes
 
 if TYPE_CHECKING:
     from wassail.evaluation.work import Worker
@@ -71,7 +70,7 @@ class Convergence(_Look):
             x,
             y,
             settings.norm,
-            own_boxes(worker.model, x, settings.domain),
+            worker.box(self.place, x),
             settings.attacks["nearest"]["passes"],
             settings.seed,
             settings.batch_size,

@@ -15,6 +15,7 @@ from wassail.evaluation.tasks.task import Result, Samples, Task, unknown
 from wassail.geometry import distances as distances_between
 from wassail.progress import Progress
 from wassail.specification import Labels, labels_at, labels_of
+from wassail.threat import box_at, boxes_of
 
 if TYPE_CHECKING:
     from wassail.evaluation.work import Worker
@@ -44,7 +45,9 @@ class Pool(Task):
                 mine = found_by[rows] == k
                 points[mine] = moved(x, part)[rows[mine]]
             right = labels_at(y, rows)
-            bad = rows[~_holds(worker, x[rows], right, points, known[found_by[rows], rows])]
+            stated = known[found_by[rows], rows]
+            holds = _holds(worker, x[rows], right, points, stated)
+            bad = rows[~(holds & self._inside(worker, x, rows, points, stated))]
             known[found_by[bad], bad], refuted[found_by[bad], bad] = math.inf, True
             found_by[bad] = known[:, bad].argmin(0)
             rows = bad
@@ -55,6 +58,18 @@ class Pool(Task):
             "found_by": found_by,
         }
         return {**tensors, "refuted": refuted.T.contiguous()}, {"lost": int(refuted.sum())}
+
+    def _inside(
+        self, worker: Worker, x: Tensor, rows: Tensor, points: Tensor, stated: Tensor
+    ) -> Tensor:
+        """Which points are in the boxes of their samples, where these have some, bool `(n,)`."""
+        if worker.settings.boxes is None:
+            return torch.ones(len(rows), dtype=torch.bool)
+        own = boxes_of(box_at(worker.box(self.place, x), rows))
+        assert own is not None
+        wide = points.cpu().double()
+        inside = ((wide >= own.low) & (wide <= own.high)).flatten(1).all(1)
+        return inside | ~torch.isfinite(stated) | (stated == 0)
 
     def cut(self, start: int, stop: int) -> Self:
         """See `Task`."""

@@ -20,7 +20,6 @@ from wassail.progress import Progress
 from wassail.specification import Labels
 from wassail.threat import Threat, ceil_percent, floor_percent
 from wassail.transport.flips import Flips
-from wassail.zoo.features import own_boxes
 
 if TYPE_CHECKING:
     from wassail.certificates.prove.record import Radii
@@ -50,7 +49,7 @@ class _Certified(Task):
             "values": found.values,
             "exact": found.exact,
             **_beside(worker, found, x, y),
-            **flips_chunk(worker.held(flips, x, y)),
+            **flips_chunk(worker.held(flips, self.place, x, y)),
         }
         fields = {
             "method": found.method,
@@ -103,7 +102,7 @@ class Certify(_Certified):
             x,
             y,
             settings.norm,
-            own_boxes(worker.model, x, settings.domain),
+            worker.box(self.place, x),
             settings.certify or "auto",
             arithmetic=settings.arithmetic,
             upper=self.upper,
@@ -139,7 +138,7 @@ class Close(_Certified):
         flips = None if self.known is None else self._judged(worker, x, y, self.known)
         limit = self.limit
         found: Radii | None = None
-        inside = own_boxes(worker.model, x, settings.domain)
+        inside = worker.box(self.place, x)
         chosen = [replace(t, domain=inside) for t in settings.threats[: settings.closing]]
         for done, threat in enumerate(chosen):
             left = len(chosen) - done
@@ -175,7 +174,7 @@ class Close(_Certified):
             y,
             moved(x, known),
             settings.norm,
-            own_boxes(worker.model, x, settings.domain),
+            worker.box(self.place, x),
             pull_in=False,
             batch_size=settings.batch_size,
         )
