@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -120,3 +122,28 @@ def test_only_one_layer_of_plain_relus_is_taken() -> None:
     for model in (deep, leaky, nn.Linear(3, 2)):
         graph = arithmetic_of(read(model.double(), (3,)), "exact", torch.float64)
         assert shallow_of(graph) is None
+
+
+@pytest.mark.parametrize("far", [0.0, 1e3, 1e7])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_value_of_exactly_zero_is_never_excluded(seed: int, far: float) -> None:
+    # All weights are positive and all coefficients negative: the least value is at one corner,
+    # where fractions know it exactly.
+    net, low, high = drawn(seed, 4, 8)
+    low, high = low + far, high + far
+    falling = replace(net.combined(FIRST), w=net.w.abs(), c=-net.c[:1].abs())
+    w, b, c = (
+        [Fraction(v) for v in part.flatten().tolist()] for part in (falling.w, net.b, falling.c)
+    )
+    corner = [Fraction(v) for v in high.tolist()]
+    z = [sum(w[4 * k + i] * corner[i] for i in range(4)) + b[k] for k in range(8)]
+    value = sum(c[k] * max(z[k], 0) for k in range(8))
+    zero = float(-value)
+    zero = zero if Fraction(zero) <= -value else math.nextafter(zero, -math.inf)
+    exact = replace(falling, c0=torch.tensor([zero], dtype=torch.float64))
+    exact = replace(exact, size0=exact.c0.abs())
+    task = ShallowSearch(exact, low, high, lambda points: None)
+    with clock.limited(None, clock.SECOND):
+        task.begin()
+        task.proceed()
+    assert not task.done
