@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
+from wassail.certificates.exact.programs import Array
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Where
 from wassail.certificates.loss.penalty import BATCH, Family, Penalty, magnitudes
@@ -32,7 +33,6 @@ from wassail.certificates.loss.regression import Asked, samples_of
 from wassail.certificates.loss.residual_growth import Errors
 from wassail.certificates.loss.worst_case import limited, solved
 from wassail.certificates.loss.worst_others import OthersProblem
-from wassail.certificates.exact.programs import Array
 from wassail.errors import InputError
 from wassail.network import Model
 from wassail.rounding import UNIT

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
+from wassail.certificates.exact.infinity import infinity
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.lipschitz.ladder import lipschitz
 from wassail.certificates.loss.certificate import SLOPES, Certificate
@@ -28,7 +29,6 @@ from wassail.certificates.loss.recession import recession, shadow
 from wassail.certificates.loss.regression import Asked, samples_of
 from wassail.certificates.loss.residual_growth import Errors, Points, highest_errors
 from wassail.certificates.loss.slopes import ray_slope
-from wassail.certificates.exact.infinity import infinity
 from wassail.errors import InputError, unknown
 from wassail.geometry import vector_norm
 from wassail.network import Model, versions
