@@ -116,7 +116,7 @@ class Queue:
 
     def _cut(self, job: Job, edges: Sequence[int]) -> None:
         if job.whole is None:
-            x, y = self.worker.samples(job.task.place)  # compared with their hashes
+            x, y = self.worker.rows(job.task.place)  # compared with their hashes
             job.whole = Whole(job.task, (x, y, self.samples(job)[2]))
         pieces = [Job(task, job.whole) for task in job.whole.cut(job.task, edges)]
         self.again.extendleft(reversed(pieces))

@@ -111,7 +111,7 @@ class Actor:
         try:
             assert self.own is not None
             worker.data = self.own
-            return (*worker.samples(place), [])
+            return (*worker.rows(place), [])
         except Exception as error:
             raise UnreadError(line_of(error)) from None
 
