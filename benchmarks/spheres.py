@@ -157,7 +157,8 @@ def lipschitz(n: int, only: str = "", quick: bool = False) -> None:
 
 
 def radii_beside_flips(n: int, only: str, first: int, norms: list[str]) -> None:
-    """Radii over the distance of the nearest flip, by CROWN without sectors, with them, and ball.
+    """Radii over the distance of the nearest flip, by CROWN without slope cones and with them, and
+    by balls.
 
     Images from `first` on that are classified rightly.
     """
@@ -179,7 +180,7 @@ def radii_beside_flips(n: int, only: str, first: int, norms: list[str]) -> None:
         base = 0.0
         for what in ("alone", "crown", "ball"):
             begun = time.process_time()
-            with sectors_off() if what == "alone" else contextlib.nullcontext():
+            with cones_off() if what == "alone" else contextlib.nullcontext():
                 method = "crown" if what == "alone" else what
                 radii = ws.radii(model, x, y, norm, method=method, tolerance=0.03)
             seconds = (time.process_time() - begun) / len(x)
@@ -192,14 +193,14 @@ def radii_beside_flips(n: int, only: str, first: int, norms: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def sectors_off() -> Iterator[None]:
-    """CROWN as it was: sweeps without sectors."""
-    made = crown.sectors_of
-    crown.sectors_of = lambda sweep: None
+def cones_off() -> Iterator[None]:
+    """CROWN as it was: sweeps without slope cones."""
+    made = crown.slope_cones_of
+    crown.slope_cones_of = lambda sweep: None
     try:
         yield
     finally:
-        crown.sectors_of = made
+        crown.slope_cones_of = made
 
 
 def main() -> None:

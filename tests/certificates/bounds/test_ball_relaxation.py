@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import wassail as ws
-from support.balls import ball_margins
 from support.rescaled import NORMS, PIECEWISE, case, inside, random_graph
 from support.rounding import MODES, rounded
 from wassail.certificates.bounds import ball_margins as margins_of
+from wassail.certificates.bounds.ball_margins import ball_margins
 from wassail.certificates.bounds.ball_relaxation import BallRelaxation
 from wassail.certificates.bounds.ball_relaxation_layer import BallLayer
 from wassail.certificates.bounds.balls import Balls

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from support.balls import ball_margins
 from support.rescaled import PIECEWISE, case, inside, random_graph, rescaled
 from support.rounding import MODES, rounded
+from wassail.certificates.bounds.ball_margins import ball_margins
 from wassail.certificates.bounds.ball_relaxation import BallRelaxation
 from wassail.certificates.bounds.ball_relaxation_layer import BallLayer
 from wassail.certificates.bounds.ball_sweep import BallSweep

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import wassail as ws
-from support.balls import ball_margins
 from support.rounding import MODES, rounded
+from wassail.certificates.bounds.ball_margins import ball_margins
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.norms import pair_products, product
 from wassail.certificates.bounds.reach import Reach

@@ -75,6 +75,10 @@ class LayerBalls:
             if i in self.quadratic:
                 self._part(i, length, those)
 
+    def handed_on(self, i: int) -> QuadraticTerm | None:
+        """What the term of layer i is handed on as, to the layer before or to the input."""
+        return self.first_quadratic if i == self.first else self.quadratic.get(i)
+
     def _part(self, i: int, length: Tensor, those: Tensor) -> None:
         """Where a ball around the undecided neurons alone is smaller, it takes the place of the
         term: what others hand on to node i would need all of its neurons.

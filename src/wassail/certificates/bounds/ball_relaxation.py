@@ -225,9 +225,7 @@ class BallRelaxation:
             q = quad.pop(i, None)
             if costs is not None:
                 costs[i] = layers[i].costs(w, *slopes[i], q)
-            term = (
-                self.balls.first_quadratic if i == self.balls.first else self.balls.quadratic.get(i)
-            )
+            term = self.balls.handed_on(i)
             good = None if term is None else term.good[owner]
             part, more = layers[i].pull(w, *slopes[i], terms, q, good)
             if term is not None and good is not None:

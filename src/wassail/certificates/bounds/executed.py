@@ -86,7 +86,7 @@ def call_error(
 
     sources: the nodes they come from; ranges: of the inputs, where they are known. Calls are those
     of the model, so sizes change to its scale and the error back from it. The product of a leaky
-    ReLU is rounded, too, and charged to those who use it. Where a sum may overflow the error is
+    ReLU is rounded, too, and charged to its readers. Where a sum may overflow the error is
     infinite.
     """
     assert node.calls is not None and node.map is not None
@@ -357,7 +357,6 @@ def _nnpack() -> bool:
     return available and torch._C._get_nnpack_enabled()
 
 
-# long: it is a list of torch's settings, one after the other
 def _settings(graph: Graph, run: Execution) -> str:
     """The settings of torch under which the bound does not hold."""
     if run.device in UNKNOWN:

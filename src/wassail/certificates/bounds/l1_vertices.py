@@ -29,13 +29,13 @@ from torch.nn.functional import embedding_bag
 
 from wassail import rounding
 from wassail.certificates import clock
-from wassail.certificates.bounds.balls import fill_one
 from wassail.certificates.bounds.lines import Arithmetic, Shape, rounding_of
 from wassail.certificates.bounds.rows import flattened, narrow_to
 from wassail.certificates.bounds.slope_cone_layer import Slanted, always
 from wassail.certificates.bounds.slope_cones import Bounded, Pulled, SlopeCones
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.maps import laid_out
+from wassail.certificates.graph.support import fill_one
 from wassail.rounding import UNIT
 
 if TYPE_CHECKING:

@@ -87,7 +87,6 @@ def _jumps(graph: Graph, steepest: Mapping[int, float]) -> bool:
     )
 
 
-# long: it is one match over the kinds of nodes, and norms change on the way in and out
 def _walk(
     graph: Graph, norm_in: float, inner: float, norm_out: float, steepest: Mapping[int, float]
 ) -> float:

@@ -87,7 +87,6 @@ class Gradients:
     def _error(self) -> float:
         return gamma(self.bounds.graph) * (len(self.bounds.spans) + 2)
 
-    # long: directions are shared until the first neuron, values dropped after their last use
     def _substitute(self, start: int, directions: Tensor, shared: bool = False) -> Tensor:
         """Upper bounds on `<t, gradient at node start>`: `(m, p, size) -> (m, p)`, before rounding.
 

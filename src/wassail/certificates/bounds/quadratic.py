@@ -108,7 +108,6 @@ class Forms:
         return CUBE * self.variables**3 + clock.STEP
 
 
-# long: forms and their errors go through all kinds of nodes together
 def forms_of(sweep: Sweep, ranges: dict[int, Span], k: int) -> Forms | None:
     """The forms of sample k of a sweep, on the CPU; None if they are too many, or not finite.
 

@@ -68,7 +68,6 @@ def _groups(graph: Graph) -> list[int]:
     return group
 
 
-# long: it is one match over the kinds of nodes, and a bias has an exponent of its own
 def _exponents(graph: Graph, x: Tensor) -> list[int | None]:
     """The exponent of the largest value of each node at samples, None if all are 0; nothing
     overflows or underflows here.

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.device import HOST
+from wassail.certificates.graph.support import fill_one, fill_two
 from wassail.errors import InputError
-from wassail.geometry import fill
 from wassail.rounding import UNIT, length
 from wassail.threat import Number, dual, number, parse_domain, parse_norm
 
@@ -164,30 +164,8 @@ class Region:
         room = torch.where(a > 0, self.high - self.centre, self.centre - self.low).clamp(
             max=self.radius
         )
-        size = a.abs()
-        if (
-            self.norm == 1
-        ):  # the budget goes to the steepest entries first; lam: the first that is not filled
-            order = size.sort(1, descending=True)
-            paid = room.gather(1, order.indices).cumsum(1)
-            place = (paid < self.radius).sum(1, keepdim=True)
-            lam = torch.where(
-                place < a.shape[1], order.values.gather(1, place.clamp(max=a.shape[1] - 1)), 0.0
-            )
-            return lam[:, 0] * self.radius + ((size - lam).clamp(min=0) * room).sum(1)
-        top = size.amax(1, keepdim=True)
-        unit = size / torch.where(top > 0, top, 1)
-        t = fill(unit.square(), room.square(), a.new_full((len(a),), self.radius**2)).sqrt()[
-            :, None
-        ]
-        # d = min(t unit, room), and lam = top / (2 t): a_i d - lam d^2, which is a_i^2 / (4 lam)
-        # where the wall is far.
-        step = torch.minimum(torch.where(unit > 0, t * unit, 0.0), room)
-        lam = torch.where(torch.isfinite(t) & (t > 0), top / (2 * torch.where(t > 0, t, 1)), 0.0)
-        return (
-            lam * self.radius * self.radius
-            + (size * step - lam * step.square()).sum(1, keepdim=True)
-        )[:, 0]
+        radius = a.new_full((len(a),), self.radius)
+        return (fill_one if self.norm == 1 else fill_two)(a.abs(), room, radius)
 
     def contains(self, x: Tensor, tolerance: float = 0.0) -> Tensor:
         """Which of the points `(m, n)` lie inside, bool `(m,)`."""

@@ -83,8 +83,8 @@ class Normalise(Curve):
         return outward(bottom, top, terms=n + 8)
 
     def direction(self, centre: Tensor, span: Span) -> Tensor:
-        """`z / n`, z the middle of the box: who can bound `<z / n, d>` better than by the box
-        tells `plane`.
+        """`z / n`, z the middle of the box: a range of `<z / n, d>` that is narrower than the box's
+        makes `plane` better.
         """
         return middle_of(centre, *span)[0] / centre.shape[-1]
 
@@ -92,7 +92,7 @@ class Normalise(Curve):
         """The range of `rho` for a range of the mean square, rounded outward.
 
         The sum, the root, its inverse and the product are off by less than 2 units. The others of
-        the 8 are for those who multiply by `rho`.
+        the 8 are for products with `rho`.
         """
         q = q + self.eps
         top = top + self.eps
