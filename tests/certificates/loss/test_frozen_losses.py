@@ -156,7 +156,6 @@ def test_worst_cases_refuse_the_box_and_hold_without_the_input(kind: str, norm: 
         where = {"norm": norm, "domain": domain}
         for ask, more in (
             (worst_case.worst_case_network, {"order": 1.0, "eps": eps}),
-            (worst_case.growth, {"radii": [eps]}),
             (worst_case.anchor, {}),
             (worst_case.anchor_and_offset, {"lam": 1.0}),
         ):
