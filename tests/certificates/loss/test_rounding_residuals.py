@@ -47,8 +47,8 @@ def test_losses_from_margins_are_rounded_up(loss: str, mode: str) -> None:
     one = task(loss)
     lowest = torch.cat([torch.zeros(300, 1, dtype=DOUBLE), -scattered(300, 2, seed=3).abs()], 1)
     lowest[::3] *= 0.3
-    lowest[1] = torch.tensor([0.0, -(2.0**-600), 2.0**-600])
-    lowest[2] = torch.tensor([0.0, -one.delta, one.delta])
+    lowest[1] = torch.tensor([0.0, -(2.0**-600), 2.0**-600], dtype=DOUBLE)
+    lowest[2] = torch.tensor([0.0, -one.delta, one.delta], dtype=DOUBLE)
     with rounded(mode):
         found = one.above(lowest)
     wrong = 0
