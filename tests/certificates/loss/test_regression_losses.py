@@ -133,7 +133,9 @@ def test_moving_targets_in_a_box(norm: float) -> None:
 
 
 @pytest.mark.parametrize("domain", [(0, 1), None])
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(
+    "norm", [2.0, *(pytest.param(r, marks=pytest.mark.slow) for r in (1.0, INF))]
+)
 @pytest.mark.parametrize("loss", LOSSES[:3])
 def test_curves_hold_exact_worst_cases(loss: str, norm: float, domain: Any) -> None:
     """Cells at orders 1, 2 and inf lie between both sides of a curve, and below slopes."""

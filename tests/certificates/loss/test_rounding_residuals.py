@@ -47,8 +47,8 @@ def test_losses_from_margins_are_rounded_up(loss: str, mode: str) -> None:
     one = task(loss)
     lowest = torch.cat([torch.zeros(300, 1, dtype=DOUBLE), -scattered(300, 2, seed=3).abs()], 1)
     lowest[::3] *= 0.3
-    lowest[1] = torch.tensor([0.0, -(2.0**-600), 2.0**-600])
-    lowest[2] = torch.tensor([0.0, -one.delta, one.delta])
+    lowest[1] = torch.tensor([0.0, -(2.0**-600), 2.0**-600], dtype=DOUBLE)
+    lowest[2] = torch.tensor([0.0, -one.delta, one.delta], dtype=DOUBLE)
     with rounded(mode):
         found = one.above(lowest)
     wrong = 0
@@ -276,6 +276,12 @@ def test_losses_of_cells_know_their_rounding(mode: str) -> None:
                 atlas=SimpleNamespace(rounding=16 * 2.0**-52),
                 factor=one.steepest * (0.37 if loss == "huber" else 1.0),
             )
+            problem.atlas.rounding = 1e-6  # one that can be seen
+            sizes = np.abs(points) @ np.abs(network.C[1].numpy()) + abs(float(network.e[1]))
+            assert (
+                ResidualProblem.error_at(problem, points) >= problem.factor * 2e-6 * sizes
+            ).all()
+            problem.atlas.rounding = 16 * 2.0**-52
             error = ResidualProblem.error_at(problem, points)
             with rounded(mode):
                 found = ResidualProblem.at(problem, torch.from_numpy(points), torch.arange(20))
@@ -286,3 +292,32 @@ def test_losses_of_cells_know_their_rounding(mode: str) -> None:
                 f = sum((Fraction(a) * Fraction(b) for a, b in zip(weight, point)), Fraction(bias))
                 truth = exact(one, f - Fraction(target), Fraction(target) - f)
                 assert abs(Fraction(value) - truth) <= Fraction(slack)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_losses_of_cells_know_the_rounding_of_targets(mode: str) -> None:
+    """A network that rounds nothing: what is off comes from the target and the loss."""
+    one = torch.ones(1, 1, dtype=DOUBLE)
+    network = signed_network(perceptron([one], [torch.zeros(1, dtype=DOUBLE)])).piecewise()
+    points = uniform(50, 1, seed=1)
+    for loss in ("absolute", "pinball", "huber"):
+        rule = Residuals(loss, 3 * uniform(50, 1, seed=2), 0.7, 0.37)
+        problem: Any = SimpleNamespace(
+            network=network,
+            residuals=rule,
+            raised=rule.offsets.numpy(),
+            atlas=SimpleNamespace(rounding=0.0),
+            factor=rule.steepest * (0.37 if loss == "huber" else 1.0),
+        )
+        error = ResidualProblem.error_at(problem, points.numpy())
+        with rounded(mode):
+            found = ResidualProblem.at(problem, points, torch.arange(50))
+        wrong = 0
+        for x, y, value, slack in zip(
+            points[:, 0].tolist(), rule.y[:, 0].tolist(), found.tolist(), error.tolist()
+        ):
+            apart = Fraction(x) - Fraction(y)
+            lost = abs(Fraction(value) - exact(rule, apart, -apart))
+            wrong += lost > 0
+            assert lost <= Fraction(slack)
+        assert wrong

@@ -290,8 +290,9 @@ def growth_above(
         top = highest_errors(errors, steps)
     most = residuals.above(top)
     margin, cut = output_slope(errors)
-    # The slope is one of the exact function, whose errors may be larger than those executed.
-    largest = max(float(residuals.largest(-top[:, 1:]).max()) + lift, 0.0) * (1 + 4 * UNIT)
+    # The slope is one of the exact function, whose errors may be larger than those executed. What
+    # is used of this sum is rounded up by more than its rounding.
+    largest = max(float(residuals.largest(-top[:, 1:]).max()) + lift, 0.0)
     factor = residuals.steepest * residuals.slope(largest)
     slope = margin * factor * (1 + 4 * UNIT) if margin and factor else 0.0
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
