@@ -104,7 +104,7 @@ def _check_inside(x: Tensor, domain: Domain) -> None:
             seen,
             "put any normalisation inside the model, clamp the samples, or give their domain",
             "give their box with --domain LOW HIGH (for features with boxes of their own, evaluate "
-            "has --box FILE, and `wassail init FILE --box-of DATA` writes one), or samples from "
+            "has --box FILE, and `wassail init` can write such a file), or samples from "
             "before the normalisation, which --mean and --std put inside the model",
         )
 

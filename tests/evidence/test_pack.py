@@ -217,3 +217,38 @@ def test_help_needs_no_torch() -> None:
     code += "assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+BAD = {
+    "evidence digits-mlp --eps 0.1": "add --out PACK",
+    "evidence digits-mlp --eps 0.1 --out p --include-model": "for .onnx files",
+    "evidence digits-mlp --eps 0.1 --out p --require nonsense": "cannot read the requirement",
+    "verify missing.zip": "is no pack that can be read",
+    "verify run": "wassail verify RUN MODEL",
+    "verify run digits-mlp --record r.json": "are for packs",
+    "recheck missing.zip": "add --data NEW",
+    "recheck empty --data digits": "is no pack",
+    "init box.csv --box-of digits": "is for tables",
+    "seal missing.zip": "unpack it",
+}
+
+
+@pytest.mark.parametrize("command", BAD)
+def test_bad_input_is_one_sentence(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    assert main(command.split()) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and BAD[command] in said
+
+
+def test_a_box_file_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_text("a,b,label\n1,0.5,x\n-2,3.25,y\n")
+    assert main(["init", "box.csv", "--box-of", "t.csv"]) == 0
+    assert Path("box.csv").read_text() == "feature,low,high,scale\na,-2.0,1.0,\nb,0.5,3.25,\n"

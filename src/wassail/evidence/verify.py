@@ -26,6 +26,7 @@ from wassail.evidence.pack import (
     check_pack_seal,
     listed,
     measured,
+    read_record,
     statement_of,
     strangers,
     texts,
@@ -53,6 +54,7 @@ def load(place: Path) -> Evaluation:
         place: of the pack, as a folder.
     """
     listed(place)  # refuses links
+    read_record(place)  # refuses what is no pack
     return Evaluation.load(place / RUN)
 
 
