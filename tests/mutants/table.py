@@ -356,9 +356,7 @@ EXCUSED: dict[tuple[str, str, str], str] = {
     ("lipschitz/ladder.py", "_closed", "1e-12"): STEERS,
     ("loss/curve.py", "_grown", "1e-12"): "every multiplier gives a bound",
     ("loss/others.py", "_above", "1e-12"): "every multiplier gives a bound",
-    ("loss/worst_others.py", "_multipliers", "1e-13"): "every multiplier gives a bound",
     ("loss/worst_others.py", "best", "UNIT"): "which points a plan may use: its cost is recomputed",
-    ("loss/worst_others.py", "solve", "LIFT) * lam\n"): "the multiplier that is reported",
     ("transport/grouped.py", "_vertices", "1e-13"): "0 asks for more bends",
     ("transport/grouped.py", "_vertices", "1e-14"): "0 asks for more bends",
     (

@@ -30,8 +30,9 @@ from torch import Tensor
 from wassail.attacks.catalogue import GIVEN
 from wassail.errors import InputError
 from wassail.evaluation import indicators
-from wassail.evaluation.boxes import BOXES, boxes_digest, check_attacks, with_hull
-from wassail.evaluation.chunks import Tensors, nearest_of, plain, take, unpack
+from wassail.evaluation.boxes import BOXES, check_attacks, with_hull
+from wassail.evaluation.chunks import Tensors, nearest_of, take, unpack
+from wassail.evaluation.configuration import run_config
 from wassail.evaluation.criterion import check_outputs, judged, outputs_of, right_of
 from wassail.evaluation.ladder import DRAWN, draw, key_of
 from wassail.evaluation.landmarks import Shifts
@@ -49,14 +50,12 @@ from wassail.evaluation.plan import (
     others_config,
     others_of,
     rehearse,
-    threat_config,
     with_passes,
 )
 from wassail.evaluation.reading import (
     CHECKS,
     CLEAN,
     CONVERGENCE,
-    FORMAT,
     LANDMARKS,
     TRANSFER,
     Chunks,
@@ -74,7 +73,7 @@ from wassail.evaluation.tasks.pool import Pool
 from wassail.evaluation.tasks.radii import Certify, Close
 from wassail.evaluation.tasks.task import Place, Task
 from wassail.evaluation.work import Local, Runner, Worker
-from wassail.network import Model, device_of, frozen, versions
+from wassail.network import Model, frozen
 from wassail.progress import Progress, Report, progress_bar
 from wassail.threat import (
     Groups,
@@ -91,7 +90,6 @@ from wassail.zoo.features import in_boxes, refuse_one_hot, with_held
 from wassail.zoo.files import Targets
 from wassail.zoo.samples import Data, for_model
 from wassail.zoo.source import Source
-from wassail.zoo.weights import fingerprint
 
 DEFAULT = ("wda", "wda++", "nearest")
 CHUNK = 100
@@ -254,7 +252,7 @@ def evaluate(  # noqa: PLR0913
     _rehearse(worker)
     runner = runner or Local()
     config = {
-        **_config(settings, source, samples, mu),
+        **run_config(settings, source, samples, mu),
         **others_config(others),
         **runner.about,
         "command": list(command),
@@ -361,54 +359,6 @@ def _checked_passes(passes: Any) -> int:
     if isinstance(passes, str):
         raise InputError(f'passes is {passes!r}: give a whole number, 1 or more, or "auto".')
     return whole(passes, "passes")
-
-
-def _config(settings: Settings, source: Source, data: Data, mu: Tensor | None) -> dict[str, Any]:
-    """Everything that the results depend on, as the run directory keeps it."""
-    model = {
-        "name": source.name,
-        "kind": source.kind,
-        "weights": fingerprint(source.model),
-        **plain(dict(source.info)),
-    }
-    about = {
-        "name": data.name,
-        "samples": len(data),
-        "shape": list(data.shape),
-        **plain(dict(data.info)),
-    }
-    certify = None
-    if settings.certify is not None:
-        certify = {
-            "method": settings.certify,
-            "arithmetic": settings.arithmetic,
-            "time_limit": settings.time_limit,
-            **({} if settings.gap is None else {"gap": settings.gap}),
-            **({} if settings.closing is None else {"closing": settings.closing}),
-            **({} if settings.effort is None else {"effort": settings.effort}),
-        }
-    return {
-        "format": FORMAT,
-        "model": model,
-        "data": about,
-        "classes": None if data.classes is None else list(data.classes),
-        **threat_config(settings.threats),
-        "attacks": [
-            {"name": name, **plain(dict(options))} for name, options in settings.attacks.items()
-        ],
-        "certify": certify,
-        "seed": settings.seed,
-        "chunk": settings.chunk,
-        "batch_size": settings.batch_size,
-        "gradients": settings.gradients,
-        "look": settings.look,
-        "mu": None if mu is None else data_hash(mu, mu),
-        **({} if settings.criterion is None else {"criterion": settings.criterion.config}),
-        **({} if settings.boxes is None else {BOXES: boxes_digest(settings.boxes)}),
-        "device": device_of(source.model, torch.device("cpu")).type,
-        "threads": torch.get_num_threads(),
-        "versions": versions(),
-    }
 
 
 class _Driver:
