@@ -50,8 +50,8 @@ alpha-beta-CROWN's of 2025, else that of at least two tools with none against th
 the copy of the repository at hand.
 
 The whole sets were not run, `lsnc_relu` not at all with this commit, and small samples say little,
-above all of `tllverifybench`. Of `safenlp` three stay open, which few tools decide in time. No other tool was
-run on this machine.
+above all of `tllverifybench`. Of `safenlp` three stay open, which few tools decide in time. No
+other tool was run on this machine.
 """
 TAIL = """
 ## How a property is decided
