@@ -252,6 +252,9 @@ class Added(Curve):
     def plane_on(self, centres: Any, spans: Any, extent: Any) -> Plane:
         return self.plane(centres, spans)
 
+    def adjoint(self, g: Range, spans: Any) -> tuple[Range, ...]:
+        raise AssertionError("spans need no derivative")
+
 
 def of_a_curve(curve: Added, radius: float) -> Range:
     """The span that a sweep gives such a curve."""
