@@ -30,9 +30,9 @@ METHODS = tuple(names.NEAREST_METHODS)
 OURS = "boundary-search"  # what "auto" is
 Found = TypeVar("Found")
 # The allocation has a say after so many passes: (passes, how far above the price a sample may be
-# and still go on, next round). Early distances can be several times too long where gradients
-# mislead, so the first cut is generous.
-STAGES = ((100, 4.0, 0), (300, 1.5, 2))
+# and still go on, next round at l1, l2 and linf). Early distances can be several times too long
+# where gradients mislead, so the first cut is generous.
+STAGES = ((100, 4.0, {1.0: 0, 2.0: 0, math.inf: 0}), (300, 1.5, {1.0: 2, 2.0: 2, math.inf: 3}))
 
 
 def nearest(  # noqa: PLR0913
@@ -164,7 +164,8 @@ def _steered(
     limit = math.inf if passes is None else passes
     # Many rivals at the sample take many passes: the allocation has its say after them.
     later = max(0, 2 * int(run.options.get("topk", 0)) - STAGES[0][0])
-    stages = [(after + later, reach, begin) for after, reach, begin in STAGES]
+    norm = parse_norm(run.norm)
+    stages = [(after + later, reach, begin[norm]) for after, reach, begin in STAGES]
     flips = run(x, y, domain, int(min(stages[0][0], limit)), start)
     flips = flips if start is None else start.merge(flips)
     for (after, reach, begin), end in zip(stages, (*(s for s, _, _ in stages[1:]), limit)):

@@ -11,6 +11,7 @@ from torch import Tensor
 from wassail.attacks.minimal.polish import SLACK
 from wassail.attacks.minimal.tracker import Tracker
 from wassail.geometry import clip, inner, plane_steps, vector_norm, walls
+from wassail.network import Tape
 from wassail.ties import LOGITS, in_order, largest
 
 RIVALS = 10  # gradients at the sample: all rivals up to 11 classes, else the largest logits
@@ -79,19 +80,42 @@ def first_steps(tracker: Tracker, topk: int = RIVALS) -> tuple[Tensor, Tensor, T
     if not len(rows):
         tracker.execute_gradients(count, count)
         return rows, rivals, x[:, None]
+    lengths, steps = steps_to_boundaries(tracker, rows, rivals, tracker.start, rows)
+    order = in_order(lengths, band=LOGITS)
+    every = torch.arange(len(rows), device=rows.device)[:, None]
+    steps = steps.flatten(0, 1).index_select(0, (order * len(rows) + every).flatten())
+    return rows, rivals.gather(1, order), steps.reshape(-1, count, *x.shape[1:])
+
+
+def steps_to_boundaries(
+    tracker: Tracker,
+    rows: Tensor,
+    rivals: Tensor,
+    tape: Tape,
+    keep: Tensor | None = None,
+    away: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The shortest steps from these samples to the boundaries of rivals `(m, J)`, linearised where
+    the tape looked: lengths `(m, J)`, inf where the box ends before, and steps
+    `(J, m, *shape)`. J B.
+
+    keep: the places of the samples on the tape, all by default. away: from the samples to where the
+    tape looked, `(m, *shape)`; default None, it looked at the samples.
+    """
+    y = tracker.y[rows, None]
+    z = tape.logits if keep is None else tape.logits[keep]
     need = tracker.network.need(z, rows, 4)  # a flip must be wrong by the tolerance
     gaps = z.gather(1, y) - z.gather(1, rivals)
-    room = walls(x[None], tracker.box(rows))
+    room = walls(tracker.x[rows][None], tracker.box(rows))
+    last = rivals.shape[1] - 1
     found = []
     lengths = []
     # One rival at a time: what belongs to all of them does not fit into the cache.
     for j, gap in enumerate(gaps.unbind(1)):
-        w = tracker.start.gradients(y[:, 0], rivals[:, j : j + 1], rows, again=j < count - 1)[:, 0]
+        w = tape.gradients(y[:, 0], rivals[:, j : j + 1], keep, again=j < last)[:, 0]
+        gap = gap if away is None else gap + inner(w, away)
         step = plane_steps(room, w, (gap + need)[None], tracker.norm)[0]
-        unreached = inner(w, step) < gap * (1 - 1e-4)  # the box ends before the plane: comes last
+        unreached = inner(w, step) < gap * (1 - 1e-4)
         lengths.append(torch.where(unreached, math.inf, vector_norm(step, tracker.norm)))
         found.append(step)
-    order = in_order(torch.stack(lengths, 1), band=LOGITS)
-    every = torch.arange(len(rows), device=rows.device)[:, None]
-    steps = torch.cat(found).index_select(0, (order * len(rows) + every).flatten())
-    return rows, rivals.gather(1, order), steps.reshape(-1, count, *x.shape[1:])
+    return torch.stack(lengths, 1), torch.stack(found)

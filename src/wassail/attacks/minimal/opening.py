@@ -27,6 +27,9 @@ OTHER_NORMS = ((2.0, 4), (math.inf, 5))
 # A sample that flips after this share of its first step is walked in small steps.
 EARLY = {1.0: 0.4, 2.0: 0.4, math.inf: 0.7}
 
+# At l1 a flip is far beyond the boundary at so many lengths of the first step.
+FAR = 1.5
+
 
 def opening(first: FirstSteps, seed: int) -> None:
     """About 100 passes for ten classes; afterwards `first.flat` has the samples without a flip,
@@ -81,19 +84,25 @@ def _open_dense(first: FirstSteps, chosen: Tensor) -> None:
 
 def _open_sparse(first: FirstSteps, chosen: Tensor) -> None:
     """The opening for l1: its steps move few coordinates and often lead to no flip. There the steps
-    of other norms follow; then a polish brings back what is far beyond the boundary.
+    of other norms follow; then a polish brings back what is far beyond the boundary. Such samples
+    gain more by a longer polish than by a second rival.
     """
     tracker, rows, rivals = first.tracker, first.rows, first.rivals
     some = rows[chosen]
     boundary_search(tracker, some, first.toward(0, 1.0)[chosen], 6, rivals[chosen, 0])
+    far = torch.zeros_like(rows, dtype=torch.bool)
     for aim, times in OTHER_NORMS:
         led = chosen[torch.isinf(tracker.distance[some]).nonzero()[:, 0]]
+        far[led] = True
         ahead = first.toward(0, 1.02)[led]
         boundary_search(tracker, rows[led], ahead, times, rivals[led, 0], aim=aim)
     tracker.shorten(some, 4)
     polish(tracker, some, 20, first.slack)
+    far |= tracker.distance[rows] > FAR * vector_norm(first.steps[:, 0], 1.0)
+    polish(tracker, rows[far], 8, first.slack)
     if rivals.shape[1] > 1:
-        boundary_search(tracker, rows, first.toward(1, 1.02), 8, rivals[:, 1])
+        near = (~far).nonzero()[:, 0]
+        boundary_search(tracker, rows[near], first.toward(1, 1.02)[near], 8, rivals[near, 1])
 
 
 def small_steps(first: FirstSteps) -> Tensor:

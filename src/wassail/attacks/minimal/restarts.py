@@ -8,14 +8,20 @@ import torch
 from torch import Tensor
 
 from wassail.attacks.minimal.boundary_search import boundary_search
-from wassail.attacks.minimal.first_steps import FirstSteps
+from wassail.attacks.minimal.first_steps import RIVALS, FirstSteps, steps_to_boundaries
 from wassail.attacks.minimal.tracker import Tracker
 from wassail.geometry import clip, column, inner, plane_steps, project, vector_norm, walls
 from wassail.losses import magnitude
 from wassail.network import generators
-from wassail.ties import LOGITS, largest
+from wassail.ties import LOGITS, in_order, largest
 
 SEARCHED = 3  # of many rivals
+# Of the rivals seen from the best flip: how many are searched, how often, and how far their
+# boundary may seem to be, in distances of the best flip.
+SEEN = 2
+SEEN_TIMES = 6
+SEEN_REACH = 1.1
+OWN_REACH = 0.95  # the same for the rival of that flip
 MORE_RIVALS = 50  # with more than 11 classes: how many more get a gradient later
 LOOKS = 8  # forward passes to estimate the gradients of all classes
 
@@ -137,3 +143,34 @@ def more_rivals(first: FirstSteps, seed: int) -> None:
     found, starts = shortest(tracker, rows, rivals)
     for k in range(found.shape[1]):
         boundary_search(tracker, rows, clip(starts[:, k], tracker.box(rows)), 10, found[:, k])
+
+
+def rivals_at_flip(first: FirstSteps) -> None:
+    """Search the rivals whose boundaries, linearised at the best flip, seem to be no farther than
+    the best flip. 1 F and `RIVALS` B, and 12 passes for each that is searched.
+
+    The gradients at the sample say little about boundaries far away from it. At the best flip, as
+    far away as the answer, they say more.
+    """
+    tracker = first.tracker
+    known = torch.isfinite(tracker.distance[first.rows]).nonzero()[:, 0]
+    count = min(RIVALS, first.rivals.shape[1])
+    places = known[tracker.affordable(first.rows[known], count + 1)]
+    if not len(places):
+        return
+    rows = first.rows[places]
+    rivals = first.rivals[places, :count]
+    x, points = tracker.x[rows], tracker.points[rows]
+    tape, _ = tracker.tape(points, rows)
+    lengths, steps = steps_to_boundaries(tracker, rows, rivals, tape, away=points - x)
+    # The rival of the flip itself is searched again only where it promises a much nearer flip.
+    own = rivals == tape.strongest(tracker.y[rows])[:, None]
+    reach = torch.where(own, OWN_REACH, SEEN_REACH) * tracker.distance[rows][:, None]
+    lengths = lengths.masked_fill(lengths >= reach, math.inf)
+    order = in_order(lengths, band=LOGITS)
+    for rank in order[:, :SEEN].unbind(1):
+        near = torch.isfinite(lengths.gather(1, rank[:, None])[:, 0]).nonzero()[:, 0]
+        if len(near):
+            some, mine = rows[near], rank[near]
+            start = clip(x[near] + 1.02 * steps[mine, near], tracker.box(some))
+            boundary_search(tracker, some, start, SEEN_TIMES, rivals[near, mine])

@@ -22,7 +22,7 @@ from wassail.attacks.minimal.gradient_free import gradient_free
 from wassail.attacks.minimal.opening import opening
 from wassail.attacks.minimal.polish import SLACK, polish
 from wassail.attacks.minimal.primal_dual import primal_dual
-from wassail.attacks.minimal.restarts import beyond_rival, more_rivals, near_best
+from wassail.attacks.minimal.restarts import beyond_rival, more_rivals, near_best, rivals_at_flip
 from wassail.attacks.minimal.shrinking_ball import shrinking_ball
 from wassail.attacks.minimal.tracker import Tracker
 from wassail.progress import Tick
@@ -40,8 +40,8 @@ PLAN = {
         *("shrinking ball", "from beyond", "other rivals"),
     ),
     math.inf: (
-        *("euclidean", "shrinking ball", "from sample", "shrinking ball", "from random"),
-        *("from sample", "other rivals", "from half-way"),
+        *("euclidean", "rivals at flip", "shrinking ball", "from sample", "shrinking ball"),
+        *("from random", "from sample", "other rivals", "from half-way"),
     ),
 }
 LATER = {
@@ -197,6 +197,10 @@ def _from_beyond(first: FirstSteps, turn: Turn) -> None:
     refine(first.tracker, first.rows, 6)
 
 
+def _rivals_at_flip(first: FirstSteps, turn: Turn) -> None:
+    rivals_at_flip(first)
+
+
 def _other_rivals(first: FirstSteps, turn: Turn) -> None:
     tracker, rows, rivals = first.tracker, first.rows, first.rivals
     for rank in range(2, rivals.shape[1]):
@@ -215,5 +219,6 @@ ROUNDS: dict[str, Round] = {
     "shrinking ball": _shrinking_ball,
     "primal-dual": _primal_dual,
     "from beyond": _from_beyond,
+    "rivals at flip": _rivals_at_flip,
     "other rivals": _other_rivals,
 }
