@@ -38,22 +38,20 @@ SETS = (
 HEAD = """\
 # VNN-LIB: ten sets of the verification competition of 2025
 
-`wassail vnnlib` ([how to use it](howto/vnnlib.md)) on ten public sets that fit a CPU. A set was
-run on a sample of its instances, spread evenly over its list; the table says how many.
+`wassail vnnlib` ([how to use it](howto/vnnlib.md)) on ten public sets that fit a CPU: of
+`safenlp` the first instances of the list, of the others a sample, spread evenly over it. The table
+says how many. All rows are from one commit.
 
-`WASSAIL_VNNCOMP=FOLDER python benchmarks/vnnlib.py --count N --limit 60`: one thread, at most the
-competition's own seconds or 60, whichever is less. Limits and times are processor seconds of our
+`WASSAIL_VNNCOMP=FOLDER python benchmarks/vnnlib.py --count N --limit 20`: one thread, at most the
+competition's own seconds or 20, whichever is less. Limits and times are processor seconds of our
 process (what onnxruntime takes to check a counterexample is not in them). The public verdict is
 alpha-beta-CROWN's of 2025, else that of at least two tools with none against them. A
-*contradiction* is a verdict of ours that differs from it. Of `malbeware` one network of three is
-not in the copy of the repository at hand.
+*contradiction* is a verdict of ours that differs from it. The networks of `malbeware` were not in
+the copy of the repository at hand.
 
-Of `safenlp` the first instances of the list were run with one commit; the rows of the other sets
-come from several commits of the same day.
-
-Small samples say little: of `sat_relu` both instances are sat, where the unsat ones are hard for
-us; of `tllverifybench` only N up to 32 was run, of `malbeware` only the linear network. A first
-look at others, at 10 to 20 s: 1 of 5 unsat instances of `sat_relu`, none of 2 of `lsnc_relu`.
+The whole sets were not run, `lsnc_relu` not at all with this commit, and small samples say little,
+above all of `tllverifybench`. Of `safenlp` three stay open, which few tools decide in time. No
+other tool was run on this machine.
 """
 TAIL = """
 ## How a property is decided
