@@ -14,7 +14,7 @@ from support.exact import perceptron, scattered, uniform
 from support.rounding import MODES, long, rounded
 from wassail.certificates.bound import Bound
 from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.loss import residual_cells, residual_growth
+from wassail.certificates.loss import residual_cells, residual_certificate, residual_growth
 from wassail.certificates.loss.penalty import Penalty, Table
 from wassail.certificates.loss.residual_cells import ResidualProblem
 from wassail.certificates.loss.residual_certificate import _Slopes
@@ -321,3 +321,77 @@ def test_losses_of_cells_know_the_rounding_of_targets(mode: str) -> None:
             wrong += lost > 0
             assert lost <= Fraction(slack)
         assert wrong
+
+
+def slopes(one: Residuals, **fields: Any) -> _Slopes:
+    """A certificate in the making, with these fields only."""
+    found = object.__new__(_Slopes)
+    for name, value in {"residuals": one, "steep": 1.0, **fields}.items():
+        setattr(found, name, value)
+    return found
+
+
+def test_heights_of_lines_pay_for_all_roundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four operations that each lose nearly a unit: drift and target, a weight, a length, mu."""
+    unit = 2.0**-52
+    y, length = unit * (1 - 2.0**-6), unit / 2 * (1 - 2.0**-6)
+    for drift, weight, mu in (
+        ("0x1.000003556219fp+0", "0x1.000001dfaf736p-1", "0x1.3987e1faaeb08p-1"),
+        ("0x1.000001967d0cap+0", "0x1.0000023d97536p-1", "0x1.34705aeca1e36p-1"),
+        ("0x1.000002f507980p+0", "0x1.0000016facdc4p-1", "0x1.36fb39a8c4b50p-1"),
+    ):
+        d, w, m = map(float.fromhex, (drift, weight, mu))
+        one = Residuals("pinball", torch.tensor([[-y]], dtype=DOUBLE), 1 - w, 1.0)
+        assert one.weights[0] == w
+        far = torch.full((1, 3), -INF, dtype=DOUBLE)
+        drifts = torch.tensor([0, d, 0], dtype=DOUBLE)
+        monkeypatch.setattr(residual_certificate, "highest_errors", lambda *_, far=far: far)
+        monkeypatch.setattr(
+            residual_certificate,
+            "shadow",
+            lambda _, drifts=drifts: SimpleNamespace(drift=lambda _: drifts),
+        )
+        errors = SimpleNamespace(
+            domain=None,
+            norm=2.0,
+            x=torch.tensor([[length]], dtype=DOUBLE),
+            graph=SimpleNamespace(inputs=1),
+        )
+        known = {"infinity": Bound(0.0, 1.0, "")}
+        work = slopes(one, errors=errors, found=known, mu=torch.tensor([m], dtype=DOUBLE))
+        with rounded("down"):
+            line = work._line()
+        height = (Fraction(d) + Fraction(y)) * Fraction(w) + Fraction(length)
+        assert line is not None and line[0] >= 1
+        assert Fraction(m) * height <= Fraction(line[1]) <= Fraction(m) * height * (1 + 32 * unit)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("loss", ["absolute", "pinball"])
+def test_chords_of_losses_are_rounded_down(
+    loss: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors of nearly the same size: what they gain is as small as what they are rounded by."""
+
+    def steepest(_: Any, __: Any, chords: Any) -> tuple[float, int]:
+        return float((chords.gain / chords.distance).max()) * (1 - 1e-12), 0
+
+    monkeypatch.setattr(residual_certificate, "steepest_of", steepest)
+    for k in range(40):
+        y = -uniform(1, 1, seed=k) / 3
+        one = Residuals(loss, y, 0.3, 1.0)
+        outputs = 1 + uniform(1, 1, seed=k + 50) * torch.ones(2, 1, dtype=DOUBLE)
+        outputs[1] += 16 * (k % 4) * 2.0**-52
+        with rounded(mode):
+            apart = outputs - y
+            clean, value = one.value(one.largest(torch.cat([apart, -apart], 1)))[:, None]
+        columns = (outputs[1:], torch.zeros(1).long(), value, torch.ones_like(value), None)
+        known = {"margin": Bound(0.0, 9.0, ""), "infinity": Bound(0.0, 9.0, "")}
+        work = slopes(one, found=known, errors=SimpleNamespace(graph=None, x=None))
+        with rounded(mode):
+            low = work._anchor(clean, columns).lower  # type: ignore[arg-type]
+        losses = [
+            exact(one, Fraction(f) - Fraction(float(y)), Fraction(float(y)) - Fraction(f))
+            for f in outputs[:, 0].tolist()
+        ]
+        assert Fraction(low) <= losses[1] - losses[0]

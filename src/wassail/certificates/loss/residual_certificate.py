@@ -247,11 +247,12 @@ class _Slopes:
             return None
         drift = shadow(errors.graph).drift(0)[1:]
         offsets = self.residuals.offsets[:, 1:]
+        # One of y and -y is 0 or more, and so is the drift: nothing cancels in a height, and the
+        # units of the total pay for all roundings.
         rest = self.residuals.weighted(drift + offsets) * self.steep
-        size = self.residuals.weighted(drift + offsets.abs()) * self.steep
         lam = known.upper * (1 + 1e-9)
         length = lam * vector_norm(errors.x.cpu().double(), errors.norm)
-        height = (rest + 8 * UNIT * size).amax(1) + length * (1 + (errors.graph.inputs + 8) * UNIT)
+        height = rest.amax(1) + length * (1 + (errors.graph.inputs + 8) * UNIT)
         return lam, total_of(self.mu, height) + 8 * UNIT * total_of(self.mu, height.abs())
 
     def _points(self) -> Points:
@@ -280,7 +281,8 @@ class _Slopes:
         chord, _ = steepest_of(
             self.errors.graph, self.errors.x, Chords(root, points, gain, distance, side)
         )
-        low = max(chord * factor * (1 - 4 * UNIT), self.found["infinity"].lower)
+        # The chord has been rounded down by 1e-12 of itself: more than two operations lose.
+        low = max(chord * factor, self.found["infinity"].lower)
         return Bound(below(low, margin.upper, "anchor"), margin.upper, f"margin, {margin.method}")
 
 
