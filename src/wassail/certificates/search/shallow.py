@@ -23,7 +23,7 @@ from wassail.certificates.graph.graph import Affine, Graph, Input, Relu
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.search.frontier import Frontier
 from wassail.certificates.search.open_nodes import Table
-from wassail.rounding import FLOOR, UNIT
+from wassail.rounding import FAINT, FLOOR, UNIT
 
 WIDTH = 512  # domains split at once
 ROOT = 100  # steps at the root
@@ -45,7 +45,7 @@ class Shallow:
         b: `(u,)`.
         c: `(R, u)`, a row for each output.
         c0: `(R,)`.
-        size: magnitudes that the entries of c are sums of, `(R, u)`.
+        size: magnitudes that the entries of c are sums of, at least `FAINT`, `(R, u)`.
         size0: those of c0, `(R,)`.
         terms: how many terms those sums have.
     """
@@ -65,8 +65,8 @@ class Shallow:
             self,
             c=factors[None] @ self.c,
             c0=factors[None] @ self.c0,
-            size=sizes @ self.size,
-            size0=sizes @ self.size0,
+            size=(sizes @ self.size).clamp(min=FAINT),
+            size0=sizes @ self.size0,  # a search adds `FAINT` to it
             terms=self.terms + len(factors),
         )
 
@@ -97,7 +97,8 @@ def shallow_of(graph: Graph) -> Shallow | None:
         matrix, bias = _parts(op)
         terms += matrix.shape[1] + 1
         c, c0 = matrix @ c, matrix @ c0 + bias
-        size, size0 = matrix.abs() @ size, matrix.abs() @ size0 + bias.abs()
+        size = (matrix.abs() @ size).clamp(min=FAINT)
+        size0 = (matrix.abs() @ size0 + bias.abs()).clamp(min=FAINT)
     return Shallow(w, b, c, c0, size, size0, terms)
 
 
@@ -173,12 +174,17 @@ class ShallowSearch(Frontier[Domains]):
         self.count = 0
         self.scaled = net.w * half  # z = centre + scaled t, t in [-1, 1]^n
         self.centre = net.w @ middle + net.b
-        most = net.w.abs() @ (middle.abs() + half) + net.b.abs()
+        span = middle.abs() + half
+        # Products may underflow, unless there are none.
+        used = (net.w != 0).any(1) | (net.b != 0)
+        most = torch.where(used, (net.w.abs() @ span + net.b.abs()).clamp(min=FAINT), 0.0)
         terms = len(low) + len(self.c) + net.terms + 16
         self.error = 4 * terms * UNIT * most  # of a z, of a bound on it, and of sums of them
         reach = self.scaled.abs().sum(1)
-        # What the sums of a bound lose: over inputs and neurons, and in the numbers of c.
-        known = (net.size[0] + self.c.abs()) @ (most + self.error)
+        # What the sums of a bound lose: over inputs and neurons, and in the numbers of c. Bounds on
+        # z exceed `most` by a part of it that the factor 8, where 3 would do, has plenty of.
+        # Coefficients of inputs may underflow.
+        known = (net.size[0] + self.c.abs()) @ most + FAINT * (1 + span.sum())
         self.lost = 8 * terms * UNIT * float(known + net.size0[0])
         self.root_low = self.centre - reach - self.error
         self.root_high = self.centre + reach + self.error
@@ -251,6 +257,8 @@ class ShallowSearch(Frontier[Domains]):
             worth = some * room + (v - some[:, :, None] * a).abs().sum(2)
             # A multiplier may be large, and so may what its products are rounded by.
             worth = worth + 8 * len(a) * UNIT * some * (abs(room) + a.abs().sum())
+            # One that overflows says nothing: where it is infinite, the sum may be no number.
+            worth = torch.where(worth.isnan(), math.inf, worth)
             best = torch.minimum(best, worth.amin(0))
         return best
 
@@ -271,8 +279,8 @@ class ShallowSearch(Frontier[Domains]):
             box = _cut(domains.left, domains.right, row, room)
             parts.append(Domains(*box, sign, low, high, domains.tilt, domains.bound))
         both = parts[0].join(parts[1])
-        full = (both.low <= both.high).all(1) & (both.left <= both.right).all(1)
-        return self._ranged(both.take(full.nonzero()[:, 0]))  # others are empty
+        full = ~_empty(both.low, both.high) & ~_empty(both.left, both.right)
+        return self._ranged(both.take(full.nonzero()[:, 0]))
 
     def _ranged(self, domains: Domains) -> Domains:
         """Domains with what their boxes say of z."""
@@ -281,7 +289,7 @@ class ShallowSearch(Frontier[Domains]):
         reach = half @ self.net.w.abs().T + self.error
         low = torch.maximum(domains.low, z - reach)
         high = torch.minimum(domains.high, z + reach)
-        full = (low <= high).all(1).nonzero()[:, 0]
+        full = (~_empty(low, high)).nonzero()[:, 0]
         return replace(domains, low=low, high=high).take(full)
 
     def _gaps(self, low: Tensor, high: Tensor) -> Tensor:
@@ -392,8 +400,15 @@ class ShallowSearch(Frontier[Domains]):
         bound = value - self.lost - kept.abs() @ (2 * self.error)
         # A point with a value of 0 or less lies where this line is 0 or less.
         left, right = _cut(domains.left, domains.right, q, (-bound).clamp(min=0))
-        bound = torch.where((left <= right).all(1), bound, math.inf)
+        bound = torch.where(_empty(left, right), math.inf, bound)
         return Domains(left, right, sign, low, high, kept, bound)
+
+
+def _empty(low: Tensor, high: Tensor) -> Tensor:
+    """Which intervals `(D, k)` hold nothing in one of their places; an end that overflowed to no
+    number excludes nothing.
+    """
+    return (low > high).any(1)
 
 
 def _halves(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
