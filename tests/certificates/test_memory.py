@@ -101,6 +101,7 @@ def test_a_sweep_is_freed_with_its_last_name(norm: float, polish: str) -> None:
         gc.enable()
 
 
+@pytest.mark.slow_cases("radii")
 @pytest.mark.parametrize("name", CALLS)
 def test_what_is_kept_is_small(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the samples, when a sweep begins; spans are kept for a number of samples at a time."""

@@ -238,6 +238,7 @@ def test_auto_ends_where_the_exact_search_would_not() -> None:
     assert verify(graph, x, y, threat, "exact", at=beyond).proved.all()
 
 
+@pytest.mark.slow_cases("cnn-adv-1.0", "cnn-adv-inf", "gelu-1.0", "gelu-inf")
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", ["mlp", "cnn-adv", "gelu"])
 def test_more_effort_never_proves_less(name: str, norm: float) -> None:

@@ -92,6 +92,7 @@ def test_a_thousand_networks(part: int) -> None:
     assert [v for seed in range(50 * part, 50 * part + 50) for v in violations(seed)] == []
 
 
+@pytest.mark.slow_cases("0", "2", "3")
 @pytest.mark.parametrize("part", range(4))
 def test_no_radius_of_forty_networks_is_above_a_flip(part: int) -> None:
     assert [v for seed in range(10 * part, 10 * part + 10) for v in above_flips(seed)] == []

@@ -640,6 +640,7 @@ LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFF
 
 
 @needs_ray
+@pytest.mark.slow
 def test_on_a_real_cluster(alone, plain, digits, tmp_path) -> None:
     """One cluster for all of it: the same files, resumed both ways, a worker killed, no port
     but on loopback.

@@ -39,6 +39,8 @@ def run(d: torch.Tensor, y: torch.Tensor | None = None, **other: Any) -> Any:
         "distances": d,
         "mu": torch.full((n,), 1 / max(n, 1), dtype=torch.float64),
         "threats": (Threat(2, 1, 0.1),),
+        "criterion": None,
+        "targets": None,
         "curve": lambda order: SimpleNamespace(radii=None),
     }
     return SimpleNamespace(**(given | other))

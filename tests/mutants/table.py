@@ -102,7 +102,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/loss/curve.py": (*_CURVE, *_tests("rounding_chords::population")),
     "certificates/loss/loss_curve.py": _CURVE,
     "certificates/loss/penalty.py": _tests("rounding_worst_case"),
-    "certificates/loss/descent.py": _tests("rounding_worst_case"),
+    "certificates/loss/descent.py": _tests("rounding_others", "rounding_worst_case"),
     "certificates/loss/problem.py": _tests("rounding_worst_case"),
     "certificates/loss/recession.py": _tests(
         "rounding_certificates::bounded shadow", "rounding_linear::relative", "recession"
@@ -120,6 +120,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/exact/constants.py": _EXACT,
     "certificates/exact/infinity.py": _CONES,
     "certificates/search/intervals.py": _tests("rounding_parts::split_intervals"),
+    "certificates/search/shallow.py": _tests("shallow"),
     "certificates/search/tree.py": _tests("rounding_parts::split"),
     "certificates/exact/multipliers.py": _tests("rounding_certificates::semidefinite"),
     "certificates/exact/nearest_flip.py": _DISTANCE,

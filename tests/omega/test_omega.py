@@ -130,6 +130,7 @@ def test_the_margin_loss_of_a_linear_network(nets: Path, order: float | str) -> 
         assert check_answer(property_, again).confirmed
 
 
+@pytest.mark.slow_cases("others1-claim1")
 @pytest.mark.parametrize(
     "claim",
     [{"measure": "accuracy", "at_least": 0.5}, {"measure": "cross_entropy", "at_most": 1.5}],

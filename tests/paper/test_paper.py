@@ -14,7 +14,7 @@ import torch
 from scipy.optimize import linprog
 
 from wassail import zoo
-from wassail.attacks.wda import algorithm_1
+from wassail.attacks.wda import Walk, algorithm_1
 from wassail.attacks.wda_pp import wda_pp
 from wassail.cli.parser import main
 from wassail.errors import InputError
@@ -132,20 +132,9 @@ def test_a_step_is_the_attacks_own(norm) -> None:
     z = model(data.candidates)
     assert torch.allclose(data.gaps, z.gather(1, data.rivals[:, None])[:, 0] - z[:, data.y])
     taken = data.candidates[data.chosen]
-    moved, _ = algorithm_1(
-        Network(model, torch.tensor([0])),
-        data.x[None],
-        y,
-        lambda share: None,
-        norm=norm,
-        domain=None,
-        radius=math.inf,
-        alpha=data.alpha,
-        maxiter=1,
-        probe=1,
-        topk=3,
-        select="margin",
-    )
+    walk = Walk(norm, math.inf, data.alpha, maxiter=1, probe=1, topk=3, select="margin")
+    network_of = Network(model, torch.tensor([0]))
+    moved, _ = algorithm_1(network_of, data.x[None], y, lambda share: None, walk, None)
     lead = [
         float((model(point[None])[0, data.rivals] - model(point[None])[0, data.y]).max())
         for point in (data.x, taken)

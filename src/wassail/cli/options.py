@@ -193,7 +193,7 @@ def run_options(
         "--gradients",
         default="float32",
         metavar="T",
-        help=f"precision of the attacks' gradients: {', '.join(PRECISIONS)}",
+        help=f"type of gradients: {', '.join(PRECISIONS)}",
     )
     cluster_options(group)
 

@@ -42,7 +42,7 @@ def others_options(parser: argparse.ArgumentParser) -> None:
         "--groups",
         default=None,
         metavar="G",
-        help="classes, a column of --data, or a file with the group of each sample (text or .npy)",
+        help="classes, a column of --data, or a text or .npy file",
     )
     group.add_argument(
         "--group-weights",

@@ -79,6 +79,7 @@ def above(graph: Graph, x: Tensor, y: Tensor, norm: float, loss: str, domain: Bo
     return (*sides, slope)
 
 
+@pytest.mark.slow_cases("smooth-1.0-*", "smooth-inf-*")
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("kind", KINDS)

@@ -160,11 +160,8 @@ def test_exact_slope_lines_are_charged_for_their_sum(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["down", "up"])
-def test_exact_duals_are_charged_for_the_product_with_eps(
-    way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exact_duals_are_charged_for_the_product_with_eps(way: str) -> None:
     """A loss of 0 everywhere and a multiplier from outside: the dual is their product."""
-    monkeypatch.setattr(OthersProblem, "report", lambda self, plan, upper, lam: upper)
     pool = SimpleNamespace(size=1, rows=np.zeros((1, 2)))
     for seed in range(20):
         lam, eps, near = cancelling(seed)
@@ -178,6 +175,7 @@ def test_exact_duals_are_charged_for_the_product_with_eps(
             flattest=lam,
             unbounded=False,
             late=lambda: True,
+            report=lambda plan, upper, *rest: upper,
         )
         with rounded(way):
             upper: Any = problem.solve(1e-9)

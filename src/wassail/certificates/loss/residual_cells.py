@@ -59,7 +59,11 @@ class ResidualProblem(Problem):
         super().__init__(network, errors.x, y, errors.norm, domain, "margin", mu, limit)
         self.info["loss"] = self.residuals.loss
         self.steepest = _multiplied(self.steepest, self.factor)
-        self.flattest = _multiplied(self.flattest, self.factor)
+        # A loss may be steeper where an output is too high than where it is too low.
+        family = self.families[0]
+        flat = family.cuts.rows[family.flat, -2]
+        scaled = [self._scales(family, piece) * flat for piece in range(len(self.pieces))]
+        self.flattest = _multiplied(float(np.max(scaled)), 1.0)
 
     def at(self, points: Tensor, rows: Tensor) -> Tensor:
         """The losses at points `(m, n)` of the samples `(m,)`."""
