@@ -120,7 +120,6 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/exact/constants.py": _EXACT,
     "certificates/exact/infinity.py": _CONES,
     "certificates/search/intervals.py": _tests("rounding_parts::split_intervals"),
-    "certificates/search/shallow.py": _tests("shallow"),
     "certificates/search/tree.py": _tests("rounding_parts::split"),
     "certificates/exact/multipliers.py": _tests("rounding_certificates::semidefinite"),
     "certificates/exact/nearest_flip.py": _DISTANCE,
