@@ -81,7 +81,7 @@ def clamped_step(
         # Newton's step, from what the coordinates that are still free pay.
         free = _total(torch.eq(step, raw, out=raw).mul_(gain), price)
         if price is None:
-            # Squares that underflow must not pass for nothing: by small steps they come to light.
+            # Squares that underflow must not count as 0: small steps make them visible.
             growth = (target.square() - paid.square()).div_(free.square()).add_(1).sqrt_()
             growth.clamp_(max=kind.max**0.25)
         else:

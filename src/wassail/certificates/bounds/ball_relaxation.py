@@ -24,7 +24,7 @@ the maxima. The input pays in the end, for the direction and for the length at o
 (`ball_first_layer.py`). Where a substitution has come down to one node, `<w, d> <= ||w||_2 rho` is
 a bound, too.
 
-Neurons may be split: on one side of its kink the interval of a neuron ends there, and that is all.
+Neurons may be split: the interval of a split neuron ends at its kink.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ values are. That is what makes float32 coefficients sound AND tight, at half the
   terms times 2^-24). That changes `<w, d>` by at most `<|w|, g |W| D_j>` with `D_j >= |d_j|` known
   from the forward sweep: an error of `d_i` by `m_i = g |W| D_j`, known before any coefficient is.
   So is the rounding error of `c` itself.
-- An error of a neuron's input by m is an error of its output by `slope m`: it goes into the
-  neuron's shift, for nothing.
+- An error of a neuron's input by m is an error of its output by `slope m`: it is added to
+  the neuron's shift, which costs no operation.
 - A product that underflows is off by the smallest normal number, whatever w is. An entry of a
   coefficient vector that is off by that changes `<w, d>` by that times `|d|`, so all of a
   substitution is off by a constant that is known from the forward sweep (`Arithmetic.floors`). A
