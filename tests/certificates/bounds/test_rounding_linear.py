@@ -7,6 +7,7 @@ side of the truth.
 import itertools
 import math
 from dataclasses import replace
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 
 from support.exact import normal, perceptron, uniform, values
 from support.rounding import MODES, Array, long, rounded
+from wassail.certificates.bounds import ranges as ranges_module
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.bounds.jacobian import adjoint
@@ -366,3 +368,25 @@ def test_gradients_beside_an_undecided_neuron_that_leads_nowhere(mode: str) -> N
         assert (long(low)[0] <= exact + room).all() and (long(high)[0] >= exact - room).all()
         assert long(lengths[1.0])[0] >= np.abs(exact).sum() - room
         assert long(lengths[2.0])[0] >= np.sqrt((exact**2).sum()) - room
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_upper_bounds_on_rows_are_rounded_up(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A given centre whose products cancel: what is left is the rounding of the products."""
+    none = torch.zeros(2, dtype=torch.float64)
+    for seed in range(20):
+        centre = torch.tensor(np.random.default_rng(seed).uniform(0.5, 2, (1, 2)))
+        rows = torch.stack([centre[0].flip(0), -centre[0].flip(0)]) * torch.tensor([1.0, -1.0])
+        sweep = SimpleNamespace(
+            bound=lambda *_: (none, none, none),
+            centre={0: centre},
+            inputs=SimpleNamespace(upper=lambda *_: none),
+        )
+        monkeypatch.setattr(ranges_module, "_priced", lambda graph, balls, sweep=sweep: sweep)
+        monkeypatch.setattr(ranges_module, "one_region", lambda region: region)
+        graph = SimpleNamespace(nodes=[SimpleNamespace(shape=(2,))], device=torch.device("cpu"))
+        with rounded(mode):
+            found = upper_on(graph, None, rows)  # type: ignore[arg-type]
+        for row, value in zip(rows.tolist(), found.tolist()):
+            exact = sum(Fraction(a) * Fraction(b) for a, b in zip(row, centre[0].tolist()))
+            assert exact <= Fraction(value) and value < 1e-13
