@@ -23,16 +23,19 @@ from wassail.certificates.bounds.jacobian import adjoint
 from wassail.certificates.bounds.propagate import Gradients, gradients
 from wassail.certificates.bounds.ranges import (
     Bounds,
+    Rays,
     bounds_on,
+    far_ranges,
     intervals,
     one_region,
     ranges,
     upper_on,
 )
 from wassail.certificates.bounds.tangents import centred
-from wassail.certificates.graph.graph import Affine, Graph, Node
+from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.region import Ball, Region
+from wassail.certificates.lipschitz.transformer_constants import everywhere
 from wassail.certificates.loss.recession import spans
 from wassail.threat import Domain
 
@@ -390,3 +393,16 @@ def test_upper_bounds_on_rows_are_rounded_up(mode: str, monkeypatch: pytest.Monk
         for row, value in zip(rows.tolist(), found.tolist()):
             exact = sum(Fraction(a) * Fraction(b) for a, b in zip(row, centre[0].tolist()))
             assert exact <= Fraction(value) and value < 1e-13
+
+
+def test_values_count_the_error_of_the_weights() -> None:
+    """At one point the range of a layer is as wide as its rounded weights make it."""
+    point, row = torch.tensor([1.0, 2.0]).double(), torch.tensor([[3.0, -1.0]]).double()
+    layer = Node((0,), (1,), "", Affine(Matrix(row)))
+    nodes = (Node((), (2,), ""), layer, Node((1,), (1,), "", Relu(torch.zeros(()))))
+    graph = Graph(nodes, rounding=2.0**-20)
+    start, side = torch.ones(1, dtype=torch.float64), torch.ones(1, 2, dtype=torch.float64)
+    far = far_ranges(graph, Rays(point, point, point, start, (-side, side)))[1]
+    near = everywhere(graph, Region(point, point, point), {})[1]
+    for low, high in (far, near):
+        assert float(low) <= 1 - 5 * 2.0**-20 and 1 + 5 * 2.0**-20 <= float(high) < 1.001
