@@ -371,3 +371,14 @@ def test_lower_limits_of_proportions_are_rounded_down(monkeypatch: pytest.Monkey
     low, _ = confidence.proportions(np.zeros(100), 10, 0.1)
     for bound, other in zip(low.tolist(), limit.tolist()):
         assert Fraction(bound) <= 1 - Fraction(other)
+
+
+def test_a_label_that_costs_exactly_eps_may_change() -> None:
+    """No input is wrong anywhere near: at order inf the label alone decides, at its price."""
+    far = torch.tensor([2.0, 3.0], dtype=torch.float64)
+    mu = torch.full((2,), 0.5, dtype=torch.float64)
+    curve = RiskCurve(far, far, mu, math.inf, label_cost=0.5)
+    assert curve(0.5) == (0.0, 0.0)
+    assert curve(0.499) == (1.0, 1.0)
+    # The certified side alone, as limits for the population take it.
+    assert curve._certified is not None and curve._certified.proved(0.5) == 0
