@@ -51,7 +51,7 @@ def digits(name: str, count: int) -> tuple[Graph, Tensor, Tensor]:
 @cache
 def flips(name: str, count: int, norm: float) -> Flips:
     _, x, y = digits(name, count)
-    return ws.nearest(model(name), x, y, norm, passes=200)
+    return ws.nearest(model(name), x, y, norm, passes=400)
 
 
 @cache
