@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 import wassail as ws
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import Sweep
-from wassail.certificates.bounds.executed import arithmetic_of, margin_errors
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.crown import Sweep
+from wassail.certificates.relax.executed import arithmetic_of, margin_errors
 from zoo_path import images, load
 
 NAMES = (

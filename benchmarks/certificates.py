@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 import wassail as ws
-from wassail.certificates.bounds.condense import condensed
-from wassail.certificates.bounds.propagate import gradients
-from wassail.certificates.bounds.ranges import bounds_on
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
+from wassail.certificates.relax.condense import condensed
+from wassail.certificates.relax.propagate import gradients
+from wassail.certificates.relax.ranges import bounds_on
 from zoo_path import ZOO, images, load
 
 NETWORKS = {

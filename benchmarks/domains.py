@@ -17,9 +17,9 @@ from torch import Tensor
 
 import wassail as ws
 import zoo_path
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.graph.reader import read
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.crown import Sweep, margins
 from wassail.certificates.search.margins import branch_margins
 
 NETWORKS = {  # network -> norm

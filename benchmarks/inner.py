@@ -22,14 +22,14 @@ from torch import Tensor
 
 import wassail as ws
 import zoo_path
-from wassail.certificates.bounds.ascent import Ascent
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.bounds.ranges import Bounds, Span
-from wassail.certificates.bounds.rows import flattened
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Relu, Smooth
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
+from wassail.certificates.relax.ascent import Ascent
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.crown import Sweep, margins
+from wassail.certificates.relax.ranges import Bounds, Span
+from wassail.certificates.relax.rows import flattened
 from wassail.certificates.search.margins import ASCENT_STEPS, ROOT_STEPS
 from wassail.certificates.search.tree import Tree
 from wassail.ties import firm, steep_below

@@ -31,10 +31,10 @@ import torch
 from torch import Tensor, nn
 
 import wassail as ws
-from wassail.certificates.bounds.crown import margin_bounds
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.prove import linear_search
+from wassail.certificates.relax.crown import margin_bounds
 from wassail.testing import corpus
 from wassail.threat import show
 from wassail.transport.curve import RiskCurve

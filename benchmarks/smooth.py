@@ -25,11 +25,11 @@ from torch import Tensor, nn
 
 import wassail as ws
 from radii import Units, rivals
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import Sweep, margin_bounds, margins
-from wassail.certificates.bounds.rows import add_to, row_dot
 from wassail.certificates.graph.graph import Curved, Graph
 from wassail.certificates.graph.reader import read
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.crown import Sweep, margin_bounds, margins
+from wassail.certificates.relax.rows import add_to, row_dot
 from wassail.certificates.search.margins import branch_margins
 from wassail.threat import show
 from zoo_path import ZOO, images, load

@@ -20,13 +20,13 @@ import torch
 
 import wassail as ws
 import zoo_path
-from wassail.certificates.bounds import crown
-from wassail.certificates.bounds.ball_margins import ball_margins
-from wassail.certificates.bounds.crown import margin_bounds
 from wassail.certificates.graph.reader import read
 from wassail.certificates.prove.exact import slack_of
 from wassail.certificates.prove.problem import Problem
 from wassail.certificates.prove.products import product_radii
+from wassail.certificates.relax import crown
+from wassail.certificates.relax.ball_margins import ball_margins
+from wassail.certificates.relax.crown import margin_bounds
 
 BOX = (0.0, 1.0)
 PUBLISHED = {

@@ -59,7 +59,7 @@ TAIL = """
 1. **Attack**: up to 128 starts for each clause and box in one batch (the middle, random points,
    corners), 30 steps by the sign of the gradient of the clause's largest inequality, in float32.
    Points that seem unsafe are evaluated in float64, float32 and by onnxruntime.
-2. **Linear bounds** (CROWN, `bounds/crown.Sweep`) of every inequality, for all boxes at once. A
+2. **Linear bounds** (CROWN, `relax/crown.Sweep`) of every inequality, for all boxes at once. A
    clause is excluded on a box as soon as one of its inequalities is.
 3. **Networks with one layer of ReLUs** and more than 20 free inputs, `safenlp` and `sat_relu`
    (`search/shallow.py`, on the one frontier). Only neurons with a negative coefficient are split,

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 import wassail as ws
-from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.graph.activations import ACTIVATIONS
 from wassail.certificates.graph.operators import registry
 from wassail.certificates.graph.reader import read
 from wassail.certificates.prove.ladder import Ladder
 from wassail.certificates.prove.problem import Problem
+from wassail.certificates.relax.crown import Sweep, margins
 from wassail.errors import InputError
 from wassail.report import page
 from wassail.report.page import write_report

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 import wassail as ws
 from support.work import counted
 from wassail.certificates import clock
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.exact.infinity import infinity
 from wassail.certificates.exact.nearest_flip import nearest_flip
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.lipschitz.semidefinite import semidefinite
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.crown import Sweep
 
 INF = math.inf
 METHODS = ("crown", "ball", "branch", "exact", "auto")
@@ -147,7 +147,7 @@ def test_a_sweep_looks_between_nodes_and_chunks(
     with clock.limited(1e9):
         Sweep(graph, balls).run()
         coarse = ticks.asked
-        monkeypatch.setattr("wassail.certificates.bounds.chunks.CHUNK", 64)
+        monkeypatch.setattr("wassail.certificates.relax.chunks.CHUNK", 64)
         Sweep(graph, balls).run()
     assert coarse > len(graph.nodes)
     assert ticks.asked - coarse > 4 * coarse

@@ -9,9 +9,9 @@ import torch
 
 import wassail as ws
 from support.programs import mixed_integer
-from wassail.certificates.bounds.ranges import bounds_on
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
+from wassail.certificates.relax.ranges import bounds_on
 
 
 def _case(name: str, count: int):

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 import wassail as ws
 from support.second_device import second_device
-from wassail.certificates.bounds import l1_vertices
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.bounds.l1_vertices import VertexCones
 from wassail.certificates.graph.graph import Graph, Relu
 from wassail.certificates.graph.reader import read
+from wassail.certificates.relax import l1_vertices
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.crown import Sweep, margins
+from wassail.certificates.relax.l1_vertices import VertexCones
 from wassail.certificates.search import margins as split
 from wassail.certificates.search.subproblems import Subproblems
 from wassail.certificates.search.tree import Tree

@@ -14,10 +14,6 @@ from torch import Tensor, nn
 
 import wassail as ws
 from support.rescaled import ALL, case, random_graph
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.bounds.executed import arithmetic_of
-from wassail.certificates.bounds.ranges import bounds_on
 from wassail.certificates.graph.graph import Graph, Smooth
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
@@ -25,6 +21,10 @@ from wassail.certificates.graph.restrict import restricted
 from wassail.certificates.prove.ladder import Ladder
 from wassail.certificates.prove.linear_search import RadiusSearch
 from wassail.certificates.prove.problem import Problem
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.crown import Sweep, margins
+from wassail.certificates.relax.executed import arithmetic_of
+from wassail.certificates.relax.ranges import bounds_on
 
 NORMS = (1.0, 2.0, math.inf)
 DOUBLE = torch.float64

@@ -21,8 +21,6 @@ from torch import Tensor, nn
 
 import wassail as ws
 from conftest import ZOO
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.exact import constants, flip_problem
 from wassail.certificates.exact import nearest_flip as nearest_flip_module
 from wassail.certificates.exact.constants import Bracket, branch
@@ -31,6 +29,8 @@ from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.crown import Sweep, margins
 from wassail.certificates.search import frontier, open_nodes
 from wassail.certificates.search.frontier import Report, SharedFrontier
 from wassail.certificates.search.margins import branch_margins

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 import wassail as ws
 from support.rounding import MODES, rounded
 from wassail.certificates import clock
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import Sweep
-from wassail.certificates.bounds.executed import arithmetic_of, margin_errors
-from wassail.certificates.bounds.reach import Reach
 from wassail.certificates.graph.graph import Affine, Graph, Node
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.reader import read
 from wassail.certificates.prove import products
 from wassail.certificates.prove.problem import Problem
 from wassail.certificates.prove.products import product_radii
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.crown import Sweep
+from wassail.certificates.relax.executed import arithmetic_of, margin_errors
+from wassail.certificates.relax.reach import Reach
 
 SIZE = 48
 

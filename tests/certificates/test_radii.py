@@ -12,7 +12,6 @@ from torch import Tensor, nn
 import wassail as ws
 from support.graphs import layers, mlp
 from support.networks import seeded
-from wassail.certificates.bounds.crown import margin_bounds
 from wassail.certificates.graph.graph import Affine, Graph, Node
 from wassail.certificates.graph.maps import Matrix, Pick
 from wassail.certificates.graph.reader import read
@@ -25,6 +24,7 @@ from wassail.certificates.prove.products import product_radii
 from wassail.certificates.prove.radii import radii
 from wassail.certificates.prove.record import Radii
 from wassail.certificates.prove.verify import verify
+from wassail.certificates.relax.crown import margin_bounds
 from wassail.testing import LinearClassifier, samples
 from wassail.threat import Domain
 from wassail.transport.flips import Flips

@@ -17,8 +17,6 @@ from support.exact import perceptron, scattered, uniform
 from support.rounding import MODES, long, rounded, serial
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound
-from wassail.certificates.bounds import jacobian, norms
-from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.exact import cones, infinity, multipliers
 from wassail.certificates.graph import graph as graph_module
 from wassail.certificates.graph import planes, tangent
@@ -35,6 +33,8 @@ from wassail.certificates.loss.certificate import Certificate
 from wassail.certificates.loss.certify import Work
 from wassail.certificates.loss.curve import LossCurve, total_of
 from wassail.certificates.loss.loss_curve import ends_of
+from wassail.certificates.relax import jacobian, norms
+from wassail.certificates.relax.balls import Balls
 from wassail.transport.allocation import transport_cost
 
 INF = math.inf

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wassail as ws
-from wassail.certificates.bounds.crown import margin_bounds
-from wassail.certificates.bounds.propagate import gradients
-from wassail.certificates.bounds.ranges import bounds_on
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
+from wassail.certificates.relax.crown import margin_bounds
+from wassail.certificates.relax.propagate import gradients
+from wassail.certificates.relax.ranges import bounds_on
 
 INF = math.inf
 # relative to the largest figure of a kind: float32 steers some of the bounds, 2e-6 was seen

@@ -38,26 +38,26 @@ _DISTANCE = _tests("rounding_parts::distances room")
 
 # The tests for rounding come first: they are quick. Then what the file has of its own.
 GUARDS: dict[str, tuple[str, ...]] = {
-    "certificates/bounds/balls.py": _SWEEP,
-    "certificates/bounds/crown.py": (
+    "certificates/relax/balls.py": _SWEEP,
+    "certificates/relax/crown.py": (
         *_SWEEP,
         *_tests("rounding_slope_cones::sweep", "rounding_executed::sweep"),
     ),
-    "certificates/bounds/backward.py": _SWEEP,
-    "certificates/bounds/extent.py": (*_SWEEP, *_tests("rounding_planes")),
-    "certificates/bounds/substitution.py": _SWEEP,
-    "certificates/bounds/executed.py": _tests("rounding_executed"),
-    "certificates/bounds/jacobian.py": _tests(
+    "certificates/relax/backward.py": _SWEEP,
+    "certificates/relax/extent.py": (*_SWEEP, *_tests("rounding_planes")),
+    "certificates/relax/substitution.py": _SWEEP,
+    "certificates/relax/executed.py": _tests("rounding_executed"),
+    "certificates/relax/jacobian.py": _tests(
         "rounding_smooth", "rounding_certificates::norms step", "rounding_linear::relative"
     ),
-    "certificates/bounds/lines.py": _SWEEP,
-    "certificates/bounds/norms.py": _tests("rounding_certificates::norms", "norms"),
-    "certificates/bounds/propagate.py": _tests("rounding_linear", "propagate"),
-    "certificates/bounds/ranges.py": _tests(
+    "certificates/relax/lines.py": _SWEEP,
+    "certificates/relax/norms.py": _tests("rounding_certificates::norms", "norms"),
+    "certificates/relax/propagate.py": _tests("rounding_linear", "propagate"),
+    "certificates/relax/ranges.py": _tests(
         "rounding_linear", "rounding_smooth", "rounding_sweeps::condensed", "propagate"
     ),
-    "certificates/bounds/rows.py": _SWEEP,
-    "certificates/bounds/tangents.py": _TANGENTS,
+    "certificates/relax/rows.py": _SWEEP,
+    "certificates/relax/tangents.py": _TANGENTS,
     "certificates/graph/tangent.py": _TANGENTS,
     "certificates/graph/arc.py": (
         *_tests("rounding_parts::shifts", "rounding_slope_cones", "rounding_sweeps"),
@@ -69,7 +69,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
         "jacobian::steepest",
     ),
     "certificates/graph/activations.py": _tests("rounding_parts::shifts", "activations"),
-    "certificates/bounds/condense.py": _tests("rounding_sweeps::condensed"),
+    "certificates/relax/condense.py": _tests("rounding_sweeps::condensed"),
     "certificates/graph/maps.py": _tests(
         "rounding_certificates::norms", "norms", "rounding_ball_relaxation"
     ),
@@ -132,23 +132,23 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/exact/polytope.py": _EXACT,
     "certificates/exact/flip_problem.py": _DISTANCE,
     "rounding.py": _tests("rounding"),
-    "certificates/bounds/ball_relaxation_layer.py": _tests(
+    "certificates/relax/ball_relaxation_layer.py": _tests(
         "rounding_ball_relaxation", "ball_sweep::packed"
     ),
-    "certificates/bounds/ball_margins.py": _tests("rounding_ball_relaxation"),
-    "certificates/bounds/ball_sweep.py": _tests("ball_sweep"),
-    "certificates/bounds/ball_first_layer.py": _tests("ball_first_layer::rounding"),
-    "certificates/bounds/ball_quadratic_terms.py": _tests(
+    "certificates/relax/ball_margins.py": _tests("rounding_ball_relaxation"),
+    "certificates/relax/ball_sweep.py": _tests("ball_sweep"),
+    "certificates/relax/ball_first_layer.py": _tests("ball_first_layer::rounding"),
+    "certificates/relax/ball_quadratic_terms.py": _tests(
         "rounding_ball_relaxation::links norms", "ball_first_layer::norms"
     ),
-    "certificates/bounds/reach.py": _tests("rounding_ball_relaxation"),
-    "certificates/bounds/ball_relaxation.py": _tests("rounding_ball_relaxation"),
-    "certificates/bounds/quadratic.py": _tests("rounding_quadratic"),
-    "certificates/bounds/l1_vertices.py": _tests("rounding_l1_vertices"),
-    "certificates/bounds/slope_cones.py": _tests("rounding_slope_cones"),
-    "certificates/bounds/slope_cone_layer.py": _tests("rounding_slope_cones"),
-    "certificates/bounds/spectral.py": _tests("rounding_spectral"),
-    "certificates/bounds/windows.py": _tests("windows::pay"),
+    "certificates/relax/reach.py": _tests("rounding_ball_relaxation"),
+    "certificates/relax/ball_relaxation.py": _tests("rounding_ball_relaxation"),
+    "certificates/relax/quadratic.py": _tests("rounding_quadratic"),
+    "certificates/relax/l1_vertices.py": _tests("rounding_l1_vertices"),
+    "certificates/relax/slope_cones.py": _tests("rounding_slope_cones"),
+    "certificates/relax/slope_cone_layer.py": _tests("rounding_slope_cones"),
+    "certificates/relax/spectral.py": _tests("rounding_spectral"),
+    "certificates/relax/windows.py": _tests("windows::pay"),
     "certificates/lipschitz/kinks.py": _tests("kinks::kink"),
     "certificates/prove/products.py": _tests("product_radii::rounding linear", "rounding_radii"),
     "certificates/search/boxes.py": _tests("boxes::rounding", "rounding_search::boxes"),
@@ -215,12 +215,12 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "1e-12",
     ): "chooses p: every p between 0 and |a| gives a bound",
     (
-        "bounds/jacobian.py",
+        "relax/jacobian.py",
         "entry_norms",
         "1e-12",
     ): "for a constant of LAPACK: no input is known that needs it beside 2^-50 (m + n)",
     (
-        "bounds/jacobian.py",
+        "relax/jacobian.py",
         "entry_norms",
         "UNIT * most",
     ): "relative to |middle|, whose norm is at most m + n times that of middle: in 2^-50 (m + n)",
@@ -259,91 +259,91 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "plane",
         "SMALL * r.sum",
     ): "what is dropped counts less than 70 SMALL an entry: far below the 8 units (docstring)",
-    ("bounds/executed.py", "ahead", "slack) if last.bias"): "its shape, for zeros",
-    ("bounds/crown.py", "", "room_of("): "how many rows go at a time, not a number of a bound",
-    ("bounds/extent.py", "", "room_of("): "how many rows go at a time, not a number of a bound",
+    ("relax/executed.py", "ahead", "slack) if last.bias"): "its shape, for zeros",
+    ("relax/crown.py", "", "room_of("): "how many rows go at a time, not a number of a bound",
+    ("relax/extent.py", "", "room_of("): "how many rows go at a time, not a number of a bound",
     (
-        "bounds/ball_margins.py",
+        "relax/ball_margins.py",
         "",
         "room_of(",
     ): "how many rows go at a time, not a number of a bound",
     (
-        "bounds/ball_sweep.py",
+        "relax/ball_sweep.py",
         "",
         "room_of(",
     ): "how many rows go at a time, not a number of a bound",
     (
-        "bounds/slope_cones.py",
+        "relax/slope_cones.py",
         "",
         "room_of(",
     ): "how many rows go at a time, not a number of a bound",
     **dict.fromkeys(
-        (("bounds/slope_cones.py", "_along", term) for term in ("2.0**-1000", "2.0**-500")),
+        (("relax/slope_cones.py", "_along", term) for term in ("2.0**-1000", "2.0**-500")),
         "for a row of zeros, which is NaN without it: then `fmin` takes eps",
     ),
     (
-        "bounds/slope_cones.py",
+        "relax/slope_cones.py",
         "_along",
         "UNIT) + self.sizes",
     ): "two lines below the length grows by 2^-20 of itself, which is more for 2^31 neurons",
     (
-        "bounds/slope_cones.py",
+        "relax/slope_cones.py",
         "add",
         "UP\n            linear",
     ): "`whole` has been rounded up by 2^12 units, and the two operations lose two",
     **dict.fromkeys(
         (
-            ("bounds/slope_cones.py", "_widest", f"2.0**-40){end}")
+            ("relax/slope_cones.py", "_widest", f"2.0**-40){end}")
             for end in ("\n        best", "\n        cut")
         ),
         "the value loses n / 2 + 3 units of itself, and `slack` in `upper` has n + 64",
     ),
     (
-        "bounds/slope_cone_layer.py",
+        "relax/slope_cone_layer.py",
         "Layer.reach",
         "2.0**-20",
     ): "chooses the level: every level gives a bound",
     (
-        "bounds/slope_cone_layer.py",
+        "relax/slope_cone_layer.py",
         "Layer.reach",
         "UNIT * (size * room)",
     ): "`box` is off by a unit of itself, in `slack`; more only where a kernel flushes it to 0",
     (
-        "bounds/slope_cone_layer.py",
+        "relax/slope_cone_layer.py",
         "losses_of",
         "tiny}",
     ): "at the input rows are unit vectors; every other node counts 32 units to spare",
     (
-        "bounds/slope_cone_layer.py",
+        "relax/slope_cone_layer.py",
         "losses_of",
         "2.0**-20",
     ): "`terms` counts every rounding twice: more than 2^-20 of it is to spare",
-    ("bounds/windows.py", "", "room_of("): "how many rows go at a time, not a number of a bound",
-    ("bounds/windows.py", "Looks.__init__", "error), -1)"): "its shape",
-    ("bounds/quadratic.py", "Relaxation.begun", "1e-30"): STEERS,
+    ("relax/windows.py", "", "room_of("): "how many rows go at a time, not a number of a bound",
+    ("relax/windows.py", "Looks.__init__", "error), -1)"): "its shape",
+    ("relax/quadratic.py", "Relaxation.begun", "1e-30"): STEERS,
     (
-        "bounds/quadratic.py",
+        "relax/quadratic.py",
         "Relaxation.claimed",
         "UNIT * solid",
     ): "`solid.sum()` is at most `sizes + pulls.sum()`, whose 4 n + 64 units are 3 n to spare",
-    ("bounds/backward.py", "unit_rows", "error), -1)"): "its shape",
+    ("relax/backward.py", "unit_rows", "error), -1)"): "its shape",
     (
-        "bounds/lines.py",
+        "relax/lines.py",
         "open_entries",
         "STILL",
     ): "what is not tightened keeps the bounds that it has",
     (
-        "bounds/ball_relaxation_layer.py",
+        "relax/ball_relaxation_layer.py",
         "",
         "LEAST",
     ): "a multiplier, not a rounding: any above 0 gives a bound, and with 0 there is none",
     (
-        "bounds/ball_relaxation_layer.py",
+        "relax/ball_relaxation_layer.py",
         "BallLayer._best",
         "layer.error)",
     ): "second order: `error` counts 1.01 units for one",
-    ("bounds/ball_relaxation_layer.py", "BallLayer.rows", "self.error"): STEERS,
-    ("bounds/ball_margins.py", "", "2.0**-20"): STEERS,
+    ("relax/ball_relaxation_layer.py", "BallLayer.rows", "self.error"): STEERS,
+    ("relax/ball_margins.py", "", "2.0**-20"): STEERS,
     ("exact/cones.py", "", "CLOSED"): STEERS,
     (
         "exact/cones.py",
@@ -466,94 +466,94 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "UNIT",
     ): "`UP` in `stretch` is more than 4000 terms lose",
     (
-        "bounds/executed.py",
+        "relax/executed.py",
         "dot_error",
         "UNIT * both",
     ): "`unit` in `_summed` is larger than that of the type by 2^-52, which is more for 2^24 terms",
     **dict.fromkeys(
         (
-            ("bounds/lines.py", "Slopes.of", term)
+            ("relax/lines.py", "Slopes.of", term)
             for term in ("UNIT * size", "UNIT)\n        crossing", "rounded_up(here + lost)")
         ),
         "`rate` counts `size + lost` n + 10 times, for n + 7 roundings with those of `drop` itself",
     ),
     (
-        "bounds/executed.py",
+        "relax/executed.py",
         "_by_sign",
         "UNIT * (left + right)",
     ): "`total` is at least half of p P + q N, of which `SLACK` takes more for 2^19 terms",
     (
-        "bounds/reach.py",
+        "relax/reach.py",
         "_executed",
         "error), torch.fmin(",
     ): "a question, not a number",
-    ("bounds/ball_first_layer.py", "FirstLayer.bound", "2.0**-20"): "every mu gives a bound",
+    ("relax/ball_first_layer.py", "FirstLayer.bound", "2.0**-20"): "every mu gives a bound",
     **dict.fromkeys(
         (
-            ("bounds/ball_first_layer.py", "FirstLayer.claimed", f"2.0**-20){end}")
+            ("relax/ball_first_layer.py", "FirstLayer.claimed", f"2.0**-20){end}")
             for end in (")", "\n")
         ),
         "mu is at least 1.01 lam ||W||^2: the other factor is more than 200 roundings",
     ),
     **dict.fromkeys(
         (
-            ("bounds/ball_first_layer.py", "FirstLayer.claimed", term)
+            ("relax/ball_first_layer.py", "FirstLayer.claimed", term)
             for term in ("UNIT * mu)", "UNIT * a.norm(dim=1)\n")
         ),
         "|mu x| <= |a| + |res| + lam ||W||^2 |x|: in `sizes`, n + 29 units to spare, and in `unit`",
     ),
     (
-        "bounds/ball_first_layer.py",
+        "relax/ball_first_layer.py",
         "FirstLayer.claimed",
         "UNIT) + off",
     ): "`gap` is smaller by 2^-20, and the quotient larger: more than n units for n < 2^32",
     (
-        "bounds/reach.py",
+        "relax/reach.py",
         "_affine",
         "UP\n        self.radius",
     ): "both lengths have room for a sum (`length_above`)",
     (
-        "bounds/reach.py",
+        "relax/reach.py",
         "_executed",
         "2.0**-20)\n        # It holds",
     ): "`apart` is rounded up by 2^12 units, and `rate` loses four",
     (
-        "bounds/reach.py",
+        "relax/reach.py",
         "_executed",
         "UP\n        length",
     ): "`rate` is larger by 2^-20, and `length_above` has room for a sum",
     (
-        "bounds/ball_quadratic_terms.py",
+        "relax/ball_quadratic_terms.py",
         "_join",
         "UP\n        share",
     ): "what is made of `inner` is rounded up by 2^12 units after it: more than it loses",
     (
-        "bounds/ball_quadratic_terms.py",
+        "relax/ball_quadratic_terms.py",
         "restricted_norm",
         "UP\n",
     ): "`slack` is more than 64 units of the square, of which the root takes two",
     (
-        "bounds/spectral.py",
+        "relax/spectral.py",
         "matrix_norms",
         "UNIT)\n    # Entries",
     ): "the 64 units of `slack` are 128 of the root, which loses one and its product two",
     (
-        "bounds/norms.py",
+        "relax/norms.py",
         "product",
         "UP",
     ): "each factor is rounded up by more than its product loses",
     (
-        "bounds/crown.py",
+        "relax/crown.py",
         "_total",
         "2.0**-20",
     ): "of an absolute term for underflow, which is itself an upper estimate",
     (
-        "bounds/crown.py",
+        "relax/crown.py",
         "_charge",
         "rounding.up(",
     ): "second order: four of the terms in `count` are spare",
     (
-        "bounds/crown.py",
+        "relax/crown.py",
         "_charge",
         "rounding_of(",
     ): "second order: four of the terms in `count` are spare",

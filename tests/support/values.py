@@ -1,5 +1,5 @@
 """Linear bounds (CROWN) of a piecewise-linear network over one region, in values: written apart
-from `wassail.certificates.bounds.crown`, which works in deviations, to compare with it.
+from `wassail.certificates.relax.crown`, which works in deviations, to compare with it.
 """
 
 import math
@@ -9,10 +9,10 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from wassail.certificates.bounds.ranges import Bounds, Span, gamma, magnitudes
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Relu, Smooth
 from wassail.certificates.graph.maps import magnitude_map, rounding_map
 from wassail.certificates.graph.region import Region
+from wassail.certificates.relax.ranges import Bounds, Span, gamma, magnitudes
 from wassail.ties import firm, steep_below
 
 

@@ -349,7 +349,7 @@ def _rehearse(worker: Worker) -> None:
             check_outputs(criterion, outputs_of(worker.model, x, criterion))
         rehearse(settings.units, worker.model, x, right_of(criterion, y))
         if settings.certify is not None:
-            from wassail.certificates.bounds.executed import arithmetic_of
+            from wassail.certificates.relax.executed import arithmetic_of
 
             arithmetic_of(worker.graph, settings.arithmetic)
 

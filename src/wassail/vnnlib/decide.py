@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.crown import Sweep, margins
+from wassail.certificates.relax.crown import Sweep, margins
 from wassail.certificates.search.boxes import BoxSearch, box_balls
 from wassail.certificates.search.margins import branch_margins
 from wassail.certificates.search.shallow import ShallowSearch, shallow_of

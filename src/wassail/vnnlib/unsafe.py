@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from wassail.certificates.bounds.executed import arithmetic_of
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
+from wassail.certificates.relax.executed import arithmetic_of
 from wassail.errors import InputError
 from wassail.vnnlib.clauses import Clause, Part, UnsafeSet
 from wassail.vnnlib.reader import compressed, content

@@ -17,7 +17,6 @@ import wassail as ws
 from support.programs import INF, mixed_integer
 from wassail import zoo as digits
 from wassail.certificates import clock
-from wassail.certificates.bounds.ranges import bounds_on
 from wassail.certificates.exact import flip_problem
 from wassail.certificates.exact import nearest_flip as nearest_flip_module
 from wassail.certificates.exact.cells import enumerate_cells, inequalities
@@ -28,6 +27,7 @@ from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
+from wassail.certificates.relax.ranges import bounds_on
 from wassail.errors import InputError
 from wassail.geometry import distances
 from wassail.testing import LinearClassifier, corpus, samples

@@ -11,13 +11,13 @@ from torch.nn import functional as F
 import wassail as ws
 from support.networks import Net, seeded
 from support.transformers import CURVED, Vision
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import Sweep, margin_bounds, margins
-from wassail.certificates.bounds.extent import InputExtent
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.operators.softmax import Softmax
 from wassail.certificates.graph.reader import read
 from wassail.certificates.lipschitz.steepest import jacobians
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.crown import Sweep, margin_bounds, margins
+from wassail.certificates.relax.extent import InputExtent
 from wassail.certificates.search.margins import branch_margins
 from wassail.threat import Domain, dual
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 import wassail as ws
 from support.activations import CASES, LAYERS, Case, grid
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.bounds.executed import arithmetic_of
 from wassail.certificates.graph.reader import read
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.crown import Sweep, margins
+from wassail.certificates.relax.executed import arithmetic_of
 
 INF = math.inf
 UNITS = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}

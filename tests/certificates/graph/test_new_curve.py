@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from wassail.certificates.bounds.crown import margin_bounds
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Node
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.operators.normalise import RankOne
 from wassail.certificates.graph.planes import Curve, Plane, Span, interval_product
 from wassail.certificates.lipschitz.ladder import lipschitz
 from wassail.certificates.lipschitz.steepest import jacobians
+from wassail.certificates.relax.crown import margin_bounds
 
 BOX = (-1.0, 1.0)
 

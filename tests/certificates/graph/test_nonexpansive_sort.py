@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 import wassail as ws
 from support.rounding import MODES, rounded
-from wassail.certificates.bounds.ball_margins import ball_margins
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.norms import pair_products, product
-from wassail.certificates.bounds.reach import Reach
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.nonexpansive_sort import nonexpansive_sorts
 from wassail.certificates.graph.reader import read
+from wassail.certificates.relax.ball_margins import ball_margins
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.norms import pair_products, product
+from wassail.certificates.relax.reach import Reach
 
 INF = math.inf
 

@@ -12,14 +12,14 @@ from torch import Tensor
 
 import wassail as ws
 from support.operators import REFUSED, TABLE, Headed, Operator
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import margin_bounds
-from wassail.certificates.bounds.jacobian import entries
-from wassail.certificates.bounds.ranges import intervals, ranges
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
 from wassail.certificates.lipschitz.steepest import jacobians
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.crown import margin_bounds
+from wassail.certificates.relax.jacobian import entries
+from wassail.certificates.relax.ranges import intervals, ranges
 from wassail.errors import InputError
 from wassail.losses import cross_entropy
 

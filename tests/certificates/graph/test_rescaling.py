@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 import wassail as ws
 from support.rescaled import ALL, NORMS, PIECEWISE, case, random_graph, rescaled
-from wassail.certificates.bounds.crown import margin_bounds
 from wassail.certificates.graph.equilibrate import equilibrated
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.prove.radii import radii
+from wassail.certificates.relax.crown import margin_bounds
 from wassail.losses import cross_entropy, margin
 
 INF = math.inf

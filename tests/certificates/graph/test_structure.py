@@ -13,7 +13,6 @@ from torch.nn import functional as F
 import wassail as ws
 from support.networks import Net, dense, jacobian, one_sentence, prelu, seeded
 from support.transformers import CURVED, Vision, linear
-from wassail.certificates.bounds.ranges import bounds_on
 from wassail.certificates.graph.builder import Builder, Index
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
@@ -23,6 +22,7 @@ from wassail.certificates.graph.operators.normalise import Normalise
 from wassail.certificates.graph.operators.registry import RULES, spelled
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
+from wassail.certificates.relax.ranges import bounds_on
 from wassail.errors import InputError
 from wassail.zoo import load, load_onnx
 

@@ -10,13 +10,13 @@ from torch.nn import functional as F
 
 import wassail as ws
 from support.rounding import MODES, rounded
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.bounds.norms import pair_products, product
-from wassail.certificates.bounds.reach import Reach
 from wassail.certificates.graph.graph import Graph, Smooth
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.switched import switched
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.crown import Sweep, margins
+from wassail.certificates.relax.norms import pair_products, product
+from wassail.certificates.relax.reach import Reach
 from wassail.certificates.search.intervals import Intervals
 from wassail.certificates.search.margins import branch_samples
 

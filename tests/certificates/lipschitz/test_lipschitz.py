@@ -12,8 +12,6 @@ from support import values
 from support.drawn import drawn, flips
 from support.graphs import NORMS, PAIRS, crowd, layers, mlp, network, where
 from support.networks import jacobian, one_sentence, seeded
-from wassail.certificates.bounds.norms import product
-from wassail.certificates.bounds.ranges import bounds_on
 from wassail.certificates.exact.cells import enumerate_cells
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Region, Where
@@ -21,6 +19,8 @@ from wassail.certificates.lipschitz import ladder
 from wassail.certificates.lipschitz.ladder import Ladder, lipschitz, propagated
 from wassail.certificates.lipschitz.semidefinite import segmented, semidefinite
 from wassail.certificates.lipschitz.steepest import jacobian_norms, jacobians, margin_rows
+from wassail.certificates.relax.norms import product
+from wassail.certificates.relax.ranges import bounds_on
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
 from wassail.threat import dual

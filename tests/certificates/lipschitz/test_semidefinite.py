@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from support.graphs import PAIRS, layers, mlp, network, where
 from support.networks import Net, seeded
-from wassail.certificates.bounds.norms import product
-from wassail.certificates.bounds.ranges import Bounds, bounds_on
 from wassail.certificates.exact.multipliers import forms, prove, reduce, split
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
@@ -20,6 +18,8 @@ from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
 from wassail.certificates.lipschitz import semidefinite as module
 from wassail.certificates.lipschitz.semidefinite import segmented, semidefinite, start
+from wassail.certificates.relax.norms import product
+from wassail.certificates.relax.ranges import Bounds, bounds_on
 from wassail.geometry import operator_norm
 
 ABOUT = 5e-3  # the iteration stops within one per cent of the best squared bound

@@ -13,7 +13,6 @@ import torch
 from support.exact import perceptron, scattered, uniform
 from support.rounding import MODES, long, rounded
 from wassail.certificates.bound import Bound
-from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.loss import residual_cells, residual_certificate, residual_growth
 from wassail.certificates.loss.penalty import Penalty, Table
 from wassail.certificates.loss.residual_cells import ResidualProblem
@@ -21,6 +20,7 @@ from wassail.certificates.loss.residual_certificate import _Slopes
 from wassail.certificates.loss.residual_curve import ResidualCurve
 from wassail.certificates.loss.residual_growth import Errors
 from wassail.certificates.loss.residuals import Residuals, signed_network, with_targets
+from wassail.certificates.relax.balls import Balls
 
 INF = math.inf
 DOUBLE = torch.float64

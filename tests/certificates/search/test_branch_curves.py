@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 import wassail as ws
 from support.networks import Net
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.prove.rungs import branched
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.crown import Sweep, margins
 from wassail.certificates.search.subproblems import Subproblems
 from wassail.certificates.search.tree import Tree
 

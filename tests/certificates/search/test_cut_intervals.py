@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 import wassail as ws
 from wassail.certificates import clock
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.prove.rungs import branched
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.crown import Sweep, margins
 from wassail.certificates.search.leaves import Forest
 from wassail.certificates.search.margins import branch_margins
 from wassail.certificates.search.subproblems import Subproblems

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 import wassail as ws
 from wassail.certificates import clock
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.exact.nearest_flip import nearest_flip
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.prove.rungs import branched, least_value
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.crown import Sweep, margins
 from wassail.certificates.search.leaves import Forest
 from wassail.certificates.search.tree import Tree
 

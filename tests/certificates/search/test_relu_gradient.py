@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.graph.reader import read
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.crown import Sweep
 from wassail.certificates.search import tree as trees
 from wassail.certificates.search.neurons import Rows
 from wassail.certificates.search.relu_gradient import ReluGradient

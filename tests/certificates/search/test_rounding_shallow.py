@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from support.exact import uniform
 from support.rounding import MODES, rounded
 from wassail.certificates import clock
-from wassail.certificates.bounds.executed import arithmetic_of
 from wassail.certificates.graph.reader import read
+from wassail.certificates.relax.executed import arithmetic_of
 from wassail.certificates.search.shallow import (
     Domains,
     Shallow,

@@ -13,8 +13,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from torch import Tensor, nn
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.executed import arithmetic_of
 from wassail.certificates.graph.reader import read
+from wassail.certificates.relax.executed import arithmetic_of
 from wassail.certificates.search.shallow import Shallow, ShallowSearch, shallow_of
 
 FIRST = torch.tensor([1.0, 0.0], dtype=torch.float64)  # of two outputs

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.exact.nearest_flip import nearest_flip
 from wassail.certificates.graph.reader import read
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.crown import Sweep, margins
 from wassail.certificates.search.margins import branch_margins
 from wassail.certificates.search.neurons import Rows
 from wassail.certificates.search.tree import Tree

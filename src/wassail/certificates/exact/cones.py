@@ -14,11 +14,11 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound
-from wassail.certificates.bounds.ascent import Ascent
 from wassail.certificates.exact.cells import inequalities
 from wassail.certificates.exact.programs import Array, nearest_point, support
 from wassail.certificates.exact.relaxation import Substituted, substitute, triangle
 from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.relax.ascent import Ascent
 from wassail.certificates.search.frontier import Frontier
 from wassail.certificates.search.open_nodes import Heap
 from wassail.errors import InputError

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wassail import rounding
-from wassail.certificates.bounds.condense import SLOPE_STEPS, layered
-from wassail.certificates.bounds.ranges import bounds_on, gamma
 from wassail.certificates.exact.programs import Array, shortest, shortest_euclidean
 from wassail.certificates.exact.relaxation import Triangle, substitute, triangle
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Ball, Region
+from wassail.certificates.relax.condense import SLOPE_STEPS, layered
+from wassail.certificates.relax.ranges import bounds_on, gamma
 from wassail.certificates.search.open_nodes import TensorRows
 from wassail.geometry import plane_step
 from wassail.rounding import UNIT, sized

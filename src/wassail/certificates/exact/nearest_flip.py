@@ -32,11 +32,11 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.executed import ahead
-from wassail.certificates.bounds.ranges import gamma
 from wassail.certificates.device import HOST
 from wassail.certificates.exact.flip_problem import Nodes, Relaxed, RelaxedLine, solve_program
 from wassail.certificates.graph.graph import Graph
+from wassail.certificates.relax.executed import ahead
+from wassail.certificates.relax.ranges import gamma
 from wassail.certificates.search.frontier import Part, SharedFrontier
 from wassail.certificates.search.open_nodes import Table
 from wassail.certificates.search.workers import Pool, Workers, crew

@@ -74,7 +74,7 @@ def check(
 
 
 def _charged(graph: Graph) -> bool:
-    """Whether certificates may charge what rounding does to the model (`bounds/executed.py`)."""
+    """Whether certificates may charge what rounding does to the model (`relax/executed.py`)."""
     return not graph.smooth and graph.execution is not None and not graph.execution.refusal
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from wassail.certificates.bounds.ranges import gamma
 from wassail.certificates.graph.graph import Graph, Op, Relu, Smooth
 from wassail.certificates.graph.maps import rounding_map
 from wassail.certificates.graph.region import Region
+from wassail.certificates.relax.ranges import gamma
 
 BESIDE = 2.0**-20  # how far a point is moved off a kink, relative to the way to another point
 

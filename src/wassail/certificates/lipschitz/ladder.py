@@ -23,18 +23,6 @@ from torch import Tensor
 from wassail import names
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
-from wassail.certificates.bounds.condense import condensed
-from wassail.certificates.bounds.jacobian import entries, entry_norms, secants
-from wassail.certificates.bounds.norms import product
-from wassail.certificates.bounds.propagate import gradients
-from wassail.certificates.bounds.ranges import (
-    Bounds,
-    Span,
-    bounds_on,
-    one_region,
-    ranges,
-    smooth_bounds,
-)
 from wassail.certificates.device import HOST
 from wassail.certificates.exact.constants import branch
 from wassail.certificates.graph.dense import Piecewise
@@ -54,6 +42,18 @@ from wassail.certificates.lipschitz.steepest import (
     room_of,
 )
 from wassail.certificates.lipschitz.transformer_constants import TransformerConstants
+from wassail.certificates.relax.condense import condensed
+from wassail.certificates.relax.jacobian import entries, entry_norms, secants
+from wassail.certificates.relax.norms import product
+from wassail.certificates.relax.propagate import gradients
+from wassail.certificates.relax.ranges import (
+    Bounds,
+    Span,
+    bounds_on,
+    one_region,
+    ranges,
+    smooth_bounds,
+)
 from wassail.certificates.search.input_boxes import InputSearch
 from wassail.certificates.search.workers import Workers
 from wassail.errors import InputError, remedies, unknown

@@ -18,8 +18,6 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.norms import product
-from wassail.certificates.bounds.ranges import Bounds
 from wassail.certificates.device import HOST
 from wassail.certificates.exact.multipliers import (
     Form,
@@ -34,6 +32,8 @@ from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Affine, Graph, Node
 from wassail.certificates.graph.maps import Scale
 from wassail.certificates.graph.matrix_norms import change, matrix_norm
+from wassail.certificates.relax.norms import product
+from wassail.certificates.relax.ranges import Bounds
 from wassail.rounding import UNIT
 from wassail.ties import first_largest
 

@@ -10,8 +10,6 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from wassail.certificates.bounds.norms import map_norm
-from wassail.certificates.bounds.ranges import one_region, ranges
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Graph, Node
 from wassail.certificates.graph.maps import Concat, Matrix, Pick, Scale, Sum
@@ -28,6 +26,8 @@ from wassail.certificates.lipschitz.attention import (
     spectral,
 )
 from wassail.certificates.lipschitz.layout import Attention, axes_of, find, letters_of
+from wassail.certificates.relax.norms import map_norm
+from wassail.certificates.relax.ranges import one_region, ranges
 from wassail.rounding import UNIT, sized
 
 UP = 1e-12  # added to a logarithm at every step, which is off by less

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
-from wassail.certificates.bounds.crown import margin_bounds
 from wassail.certificates.device import HOST
 from wassail.certificates.exact.infinity import infinity, tightness
 from wassail.certificates.graph.dense import Piecewise
@@ -44,6 +43,7 @@ from wassail.certificates.loss.residual_cells import worst_error
 from wassail.certificates.loss.residual_certificate import certify_errors
 from wassail.certificates.loss.slopes import highest_loss, ray_slope
 from wassail.certificates.loss.worst_case import anchor_and_offset, worst_case_network
+from wassail.certificates.relax.crown import margin_bounds
 from wassail.checks import check_data
 from wassail.errors import InputError, unknown
 from wassail.geometry import vector_norm

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.bounds.jacobian import adjoint
-from wassail.certificates.bounds.ranges import boxed, gamma, magnitudes, ranges
-from wassail.certificates.bounds.rows import rounded_up
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.operators.softmax import Softmax
 from wassail.certificates.graph.region import Region
 from wassail.certificates.loss.recession import spans
+from wassail.certificates.relax.crown import Sweep, margins
+from wassail.certificates.relax.jacobian import adjoint
+from wassail.certificates.relax.ranges import boxed, gamma, magnitudes, ranges
+from wassail.certificates.relax.rows import rounded_up
 from wassail.certificates.search.frontier import Frontier
 from wassail.certificates.search.input_boxes import OVERHEAD
 from wassail.certificates.search.open_nodes import Table, TensorRows

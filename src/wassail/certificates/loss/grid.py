@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from wassail.certificates.bounds.crown import margin_bounds
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.loss.chords import change_of_scale
+from wassail.certificates.relax.crown import margin_bounds
 from wassail.errors import InputError
 from wassail.network import BATCH_SIZE
 from wassail.threat import Domain, Number, number

@@ -32,9 +32,6 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.bounds.executed import arithmetic_of, margin_errors
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.lipschitz.ladder import lipschitz
 from wassail.certificates.loss.certificate import Certificate
@@ -51,6 +48,9 @@ from wassail.certificates.loss.regression import (
     regression_curve,
 )
 from wassail.certificates.loss.slopes import highest_loss, whole_box
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.crown import Sweep, margins
+from wassail.certificates.relax.executed import arithmetic_of, margin_errors
 from wassail.errors import InputError, JumpError
 from wassail.geometry import column, maximiser, project, pull_inside, steepest
 from wassail.geometry import distances as distances_between

@@ -24,11 +24,11 @@ from typing import TypeAlias, assert_never
 import torch
 from torch import Tensor
 
-from wassail.certificates.bounds.ranges import gamma
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Concat, Pick, Sum, rounding_map
 from wassail.certificates.graph.restrict import ancestors, reached
+from wassail.certificates.relax.ranges import gamma
 from wassail.errors import remedies
 from wassail.rounding import UNIT
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.executed import arithmetic_of
 from wassail.certificates.graph.batches import batch_logits, check_batches
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
@@ -28,6 +27,7 @@ from wassail.certificates.loss.residuals import (
     with_targets,
 )
 from wassail.certificates.loss.slopes import ray_slope
+from wassail.certificates.relax.executed import arithmetic_of
 from wassail.checks import check_data
 from wassail.errors import InputError
 from wassail.network import Model, versions

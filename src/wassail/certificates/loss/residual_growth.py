@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.bounds.executed import margin_errors
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Where
 from wassail.certificates.lipschitz.ladder import lipschitz
 from wassail.certificates.loss.recession import highest
 from wassail.certificates.loss.residuals import Residuals
 from wassail.certificates.loss.slopes import whole_box
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.crown import Sweep, margins
+from wassail.certificates.relax.executed import margin_errors
 from wassail.errors import InputError, JumpError
 from wassail.geometry import column, maximiser, project, pull_inside, sides, steepest
 from wassail.geometry import distances as distances_between

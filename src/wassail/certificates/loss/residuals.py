@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wassail.certificates.bounds.balls import Targets
 from wassail.certificates.graph.graph import Affine, Graph, Input, Node
 from wassail.certificates.graph.maps import Matrix, Pick, Sum
 from wassail.certificates.graph.specified import specified
+from wassail.certificates.relax.balls import Targets
 from wassail.errors import InputError
 from wassail.rounding import UNIT, up
 from wassail.threat import Boxes, Domain, Number, boxes_of, number

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.bound import Bound, below
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.bounds.ranges import gamma, magnitudes, upper_on
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Ball, Region, Where
 from wassail.certificates.lipschitz.ladder import lipschitz
 from wassail.certificates.loss.chords import CLIMB, STARTS, Chords, loss_above
 from wassail.certificates.loss.recession import highest
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.crown import Sweep, margins
+from wassail.certificates.relax.ranges import gamma, magnitudes, upper_on
 from wassail.geometry import maximiser, vector_norm
 from wassail.network import Model
 from wassail.threat import Domain, Number

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.crown import Sweep
-from wassail.certificates.bounds.executed import margin_errors
 from wassail.certificates.exact.nearest_flip import nearest_flip
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.prove.linear_search import RadiusSearch
 from wassail.certificates.prove.problem import Problem
 from wassail.certificates.prove.record import PUSHES
 from wassail.certificates.prove.rungs import BATCH
+from wassail.certificates.relax.crown import Sweep
+from wassail.certificates.relax.executed import margin_errors
 from wassail.certificates.search.workers import Pool
 from wassail.geometry import clip, column
 from wassail.losses import predict

@@ -16,10 +16,6 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.ball_margins import BallEffort
-from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.bounds.quadratic import QUADRATIC, has_quadratics
-from wassail.certificates.bounds.rows import Length
 from wassail.certificates.prove.problem import Problem
 from wassail.certificates.prove.rungs import (
     DOMAIN_PASSES,
@@ -32,6 +28,10 @@ from wassail.certificates.prove.rungs import (
     least_value,
     unstable_share,
 )
+from wassail.certificates.relax.ball_margins import BallEffort
+from wassail.certificates.relax.crown import Sweep, margins
+from wassail.certificates.relax.quadratic import QUADRATIC, has_quadratics
+from wassail.certificates.relax.rows import Length
 from wassail.certificates.search.leaves import Forest
 from wassail.certificates.search.workers import Pool
 from wassail.geometry import clip, maximiser

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from wassail import rounding
 from wassail.certificates import clock
-from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.bounds.executed import refusal
-from wassail.certificates.bounds.rows import Span
 from wassail.certificates.lipschitz.steepest import jacobians
 from wassail.certificates.prove.problem import Problem
 from wassail.certificates.prove.record import Radii
 from wassail.certificates.prove.rungs import least_value
+from wassail.certificates.relax.crown import Sweep, margins
+from wassail.certificates.relax.executed import refusal
+from wassail.certificates.relax.rows import Span
 from wassail.errors import InputError, instance
 from wassail.records import check_equal
 from wassail.rounding import UNIT

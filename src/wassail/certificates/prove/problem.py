@@ -9,14 +9,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from wassail.certificates.bounds.balls import Balls, Targets
-from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.bounds.executed import arithmetic_of
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.batches import batch_logits, check_batches
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.specified import settled, specified
+from wassail.certificates.relax.balls import Balls, Targets
+from wassail.certificates.relax.crown import Sweep, margins
+from wassail.certificates.relax.executed import arithmetic_of
 from wassail.checks import check_task
 from wassail.geometry import sides
 from wassail.losses import predict

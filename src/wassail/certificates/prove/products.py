@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.norms import pair_products
 from wassail.certificates.prove.exact import slack_of
 from wassail.certificates.prove.problem import Problem
 from wassail.certificates.prove.rungs import BATCH
+from wassail.certificates.relax.norms import pair_products
 
 SHARES = (0.125, 0.25, 0.5)  # of the radius by the products alone: the balls
 WORTH = 0.25  # of a radius, which the products alone must give

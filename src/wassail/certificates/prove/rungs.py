@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from wassail.certificates.bounds.ball_margins import BallEffort, raised_margins
-from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.bounds.quadratic import CUBE, proved_samples
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.prove.problem import Problem
+from wassail.certificates.relax.ball_margins import BallEffort, raised_margins
+from wassail.certificates.relax.crown import Sweep, margins
+from wassail.certificates.relax.quadratic import CUBE, proved_samples
 from wassail.certificates.search.leaves import Forest, Leaves
 from wassail.certificates.search.margins import (
     ASCENT_STEPS,

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.bounds.jacobian import adjoint
-from wassail.certificates.bounds.ranges import boxed
-from wassail.certificates.bounds.rows import rounded_up
 from wassail.certificates.graph.graph import Graph
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.crown import Sweep, margins
+from wassail.certificates.relax.jacobian import adjoint
+from wassail.certificates.relax.ranges import boxed
+from wassail.certificates.relax.rows import rounded_up
 from wassail.certificates.search.frontier import Frontier
 from wassail.certificates.search.open_nodes import Table, TensorRows
 from wassail.rounding import FLOOR, UNIT

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bound import below
-from wassail.certificates.bounds.jacobian import entries, entry_norms
-from wassail.certificates.bounds.ranges import Rays, Span, far_ranges, ranges
-from wassail.certificates.bounds.rows import rounded_up
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Region
+from wassail.certificates.relax.jacobian import entries, entry_norms
+from wassail.certificates.relax.ranges import Rays, Span, far_ranges, ranges
+from wassail.certificates.relax.rows import rounded_up
 from wassail.certificates.search.boxes import box_balls
 from wassail.certificates.search.frontier import Frontier
 from wassail.certificates.search.open_nodes import Table, TensorRows

@@ -18,18 +18,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.ascent import Ascent
-from wassail.certificates.bounds.crown import Sweep
-from wassail.certificates.bounds.lines import Arithmetic, Lines, Shape
-from wassail.certificates.bounds.rows import (
+from wassail.certificates.device import HOST
+from wassail.certificates.graph.activations import Activation
+from wassail.certificates.graph.graph import Node, Smooth
+from wassail.certificates.relax.ascent import Ascent
+from wassail.certificates.relax.crown import Sweep
+from wassail.certificates.relax.lines import Arithmetic, Lines, Shape
+from wassail.certificates.relax.rows import (
     Span,
     flattened,
     of_owner,
     row_dot,
 )
-from wassail.certificates.device import HOST
-from wassail.certificates.graph.activations import Activation
-from wassail.certificates.graph.graph import Node, Smooth
 from wassail.certificates.search.cuts import Cuts
 from wassail.rounding import FAINT, UNIT
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Graph
+from wassail.certificates.relax.crown import Sweep
 from wassail.certificates.search.frontier import Part, SharedFrontier
 from wassail.certificates.search.leaves import Leaves
 from wassail.certificates.search.open_nodes import Table

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from wassail.certificates.bounds.crown import Sweep
-from wassail.certificates.bounds.lines import Arithmetic, Lines
-from wassail.certificates.bounds.rows import flattened, of_owner
+from wassail.certificates.relax.crown import Sweep
+from wassail.certificates.relax.lines import Arithmetic, Lines
+from wassail.certificates.relax.rows import flattened, of_owner
 from wassail.certificates.search.intervals import Intervals
 from wassail.certificates.search.subproblems import Subproblems
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from wassail.certificates.bounds.backward import Backward
-from wassail.certificates.bounds.rows import flattened, of_owner, unflattened
+from wassail.certificates.relax.backward import Backward
+from wassail.certificates.relax.rows import flattened, of_owner, unflattened
 from wassail.certificates.search.neurons import Neurons, Rows
 from wassail.ties import loud
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from wassail.certificates.bounds.lines import Arithmetic
+from wassail.certificates.relax.lines import Arithmetic
 from wassail.certificates.search.cuts import Cuts
 from wassail.certificates.search.intervals import Forms, Held, Intervals
 

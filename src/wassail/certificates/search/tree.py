@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.ascent import Ascent
-from wassail.certificates.bounds.backward import Backward
-from wassail.certificates.bounds.chunks import DEVICE_CHUNK
-from wassail.certificates.bounds.lines import Arithmetic, Lines
-from wassail.certificates.bounds.rows import flattened, of_owner, row_dot, unflattened
 from wassail.certificates.device import HOST
+from wassail.certificates.relax.ascent import Ascent
+from wassail.certificates.relax.backward import Backward
+from wassail.certificates.relax.chunks import DEVICE_CHUNK
+from wassail.certificates.relax.lines import Arithmetic, Lines
+from wassail.certificates.relax.rows import flattened, of_owner, row_dot, unflattened
 from wassail.certificates.search.cuts import Cuts
 from wassail.certificates.search.intervals import Held
 from wassail.certificates.search.leaves import Leaves

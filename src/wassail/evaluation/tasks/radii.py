@@ -37,7 +37,7 @@ class _Certified(Task):
 
     def run(self, worker: Worker, tick: Progress) -> Result:
         """See `Task`."""
-        from wassail.certificates.bounds.executed import refusal
+        from wassail.certificates.relax.executed import refusal
 
         x, y = worker.samples(self.place)
         if self.limit is not None and self.limit <= 0:

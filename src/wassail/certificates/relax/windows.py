@@ -1,0 +1,258 @@
+"""Bounds on the entries of a convolution that sees the input through one activation and one more
+convolution: each of them reads a window.
+
+A substitution through whole images multiplies zeros: an entry of the second convolution of a
+network reads some 4 x 4 pixels of the first one, and those some 10 x 10 pixels of the input. Here
+a row of coefficients holds its window only. The lines of the activation and the box of the input
+are cut into the windows of all places once, and the first convolution is one matrix for all
+windows. What a window would read beyond the rim is 0, as in the convolutions themselves.
+
+The same numbers are added as in the whole images, but for products that are 0: so the errors that
+`Sweep` has charged for whole images cover those of windows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from wassail.certificates import clock
+from wassail.certificates.device import plain
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.maps import Linear, Window
+from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.chunks import room_of
+from wassail.certificates.relax.lines import Arithmetic, Lines
+from wassail.certificates.relax.rows import Span
+
+Pair = tuple[int, ...]  # down and across
+
+WHOLE = 4  # tensors of one pass that rows of all inputs may take
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Windows of an image, one for each place of a grid: `grid` places, `step` apart, the first
+    `before` its corner; of `size` pixels.
+    """
+
+    grid: Pair
+    size: Pair
+    step: Pair
+    before: Pair
+
+    def windows(self, image: Tensor) -> Tensor:
+        """`(N, C, H, W) -> (N places, C size)`, 0 beyond the rim."""
+        rim: list[int] = []
+        for axis in (1, 0):  # as `pad` takes them: the last axis first
+            end = (self.grid[axis] - 1) * self.step[axis] + self.size[axis] - self.before[axis]
+            rim += [self.before[axis], max(end - image.shape[2 + axis], 0)]
+        wide = F.pad(image, rim)
+        cut = wide.unfold(2, self.size[0], self.step[0]).unfold(3, self.size[1], self.step[1])
+        cut = cut[:, :, : self.grid[0], : self.grid[1]].permute(0, 2, 3, 1, 4, 5)
+        return cut.reshape(len(image) * self.grid[0] * self.grid[1], -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """What is known of node j before any sample is: its kernel and the matrix of the convolution
+    before it.
+
+    kernel: `(out, C kh kw)`; matrix: `(C kh kw, C0 h w)`, of the transpose of the first
+    convolution on a window; inner, outer: how the activation and the input are cut; act: the
+    activation between both; shape: of the input.
+    """
+
+    act: int
+    kernel: Tensor
+    matrix: Tensor
+    inner: Cut
+    outer: Cut
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, graph: Graph, j: int) -> Windows | None:
+        """For node j; None where it is no such convolution, or where a window is no smaller than
+        half of the image.
+        """
+        pair = _pair(graph, j)
+        if pair is None:
+            return None
+        i, before, map_ = pair
+        first, second = before.window, map_.window
+        assert first is not None and second is not None
+        tall, wide = second.weight.shape[2:]
+        if 2 * tall * wide > math.prod(graph.nodes[i].shape[1:]):
+            return None
+        grid = (graph.nodes[j].shape[1], graph.nodes[j].shape[2])
+        return map_.kept(("windows", before, i, grid), lambda: cls._made(i, grid, first, second))
+
+    @classmethod
+    def _made(cls, act: int, grid: Pair, first: Window, second: Window) -> Windows:
+        kernel = second.weight.flatten(1)
+        eye = torch.eye(kernel.shape[1], dtype=torch.float64, device=kernel.device)
+        eye = eye.reshape(-1, *second.weight.shape[1:])
+        with plain(kernel.device):  # of unit vectors: nothing is rounded
+            image = F.conv_transpose2d(
+                eye, first.weight, None, first.stride, dilation=first.dilation
+            )
+        tall, wide = second.weight.shape[2:]
+        (down, across), (below, beside) = first.stride, second.stride
+        (top, left), (rim, side) = first.padding, second.padding
+        return cls(
+            act,
+            kernel,
+            image.flatten(1),
+            Cut(grid, (tall, wide), second.stride, second.padding),
+            Cut(
+                grid,
+                (image.shape[2], image.shape[3]),
+                (down * below, across * beside),
+                (rim * down + top, side * across + left),
+            ),
+            first.shape,
+        )
+
+    @property
+    def places(self) -> int:
+        """Windows of one sample."""
+        return self.inner.grid[0] * self.inner.grid[1]
+
+    def groups(self, wanted: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """The true entries of `(N, size)`: some neighbouring samples, and owner and place of their
+        entries, as many as memory holds. The host waits for a device once.
+        """
+        counts = wanted.sum(1).tolist()
+        where = torch.nonzero_static(wanted, size=sum(counts))
+        room = room_of(wanted.device)
+        width = max(self.matrix.shape)
+        samples = max(room // (self.places * width), 1)
+        rows = max(room // (2 * width), 1)
+        start = 0
+        for first in range(0, len(counts), samples):
+            end = start + sum(counts[first : first + samples])
+            while start < end:
+                clock.check()
+                part = where[start : min(start + rows, end)]
+                yield slice(first, first + samples), part[:, 0], part[:, 1]
+                start += len(part)
+
+
+class Looks:
+    """The lines of an activation and the balls of some samples, cut into windows.
+
+    Args:
+        windows: of node `last`.
+        kind: the arithmetic of the rows.
+        inputs: the balls, as coefficient vectors are laid out.
+        balls: the same balls as the samples are laid out.
+        some: which samples.
+    """
+
+    def __init__(
+        self,
+        windows: Windows,
+        last: int,
+        kind: Arithmetic,
+        inputs: Balls,
+        balls: Balls,
+        some: slice,
+    ) -> None:
+        self.windows = windows
+        self.inputs = inputs
+        self.first: int = some.start
+        line = kind.lines[windows.act]
+        cut = windows.inner.windows
+        self.lines = Lines(*(cut(v[some]) for v in (line.mid, line.rad, line.off, line.far)))
+        self.floor = kind.floors[last]
+        error = kind.errors[last]
+        self.error = error.reshape(len(error), -1)
+        self.kernel = windows.kernel.to(kind.dtype)
+        self.matrix = windows.matrix.to(kind.dtype)
+        self.box: Span | None = None
+        if balls.norm == math.inf:
+            middle, reach = (
+                windows.outer.windows(v[some].reshape(-1, *windows.shape)) for v in balls.halves
+            )
+            self.box = (middle, reach)
+
+    def between(self, owner: Tensor, place: Tensor) -> Span:
+        """Bounds on `d` for entries `place`, `(R,)` each, with parallel lines."""
+        window = self._window(owner, place)
+        w = self.kernel[place // self.windows.places]
+        lost = self.floor[owner] + self.error[owner, place].double()
+        shift = (w * self.lines.off[window]).sum(1).double()
+        spread = lost + (w.abs() * self.lines.far[window]).sum(1).double()
+        middle, reach = self._across((w * self.lines.mid[window]) @ self.matrix, window, owner)
+        return shift + middle - (spread + reach), shift + middle + (spread + reach)
+
+    def above(self, owner: Tensor, place: Tensor) -> Tensor:
+        """Upper bounds on `d` for entries `place`, then on their negatives, `(2 R,)`."""
+        window = self._window(owner, place).repeat(2)
+        w = self.kernel[place // self.windows.places]
+        w = torch.cat([w, -w])
+        size = w.abs()
+        lost = self.floor[owner] + self.error[owner, place].double()
+        shift = (w * self.lines.off[window] + size * self.lines.far[window]).sum(1).double()
+        slope = torch.addcmul(w * self.lines.mid[window], size, self.lines.rad[window])
+        a = slope @ self.matrix
+        owner = owner.repeat(2)
+        if self.box is None:
+            return lost.repeat(2) + shift + self._upper(a, window, owner)
+        middle, reach = self._across(a, window, owner)
+        found: Tensor = lost.repeat(2) + shift + (middle + reach)
+        return found
+
+    def _window(self, owner: Tensor, place: Tensor) -> Tensor:
+        """The window that each entry reads."""
+        places = self.windows.places
+        return (owner - self.first) * places + place % places
+
+    def _across(self, a: Tensor, window: Tensor, owner: Tensor) -> Span:
+        """`<a, d_0>` lies in middle +- spread, as `Balls.across` gives them."""
+        if self.box is None:
+            return self.inputs.across(self._whole(a, window), owner)
+        middle, reach = (side[window] for side in self.box)
+        a = a.double()
+        return (a * middle).sum(1), (a.abs() * reach).sum(1)
+
+    def _upper(self, a: Tensor, window: Tensor, owner: Tensor) -> Tensor:
+        """`sup <a, d_0>`, `(R,)`: rows of all inputs are long, so that they are made in parts."""
+        size = max(WHOLE * room_of(a.device) // math.prod(self.windows.shape), 1)
+        found = []
+        for some in torch.split(torch.arange(len(a), device=a.device), size):
+            clock.look()
+            found.append(self.inputs.upper(self._whole(a[some], window[some]), owner[some]))
+        return torch.cat(found)
+
+    def _whole(self, a: Tensor, window: Tensor) -> Tensor:
+        """Rows of windows as rows of all inputs, in the order of `inputs`."""
+        channels, tall, wide = self.windows.shape
+        count = channels * tall * wide
+        image = torch.arange(1, count + 1, device=a.device).reshape(tall, wide, channels)
+        where = self.windows.outer.windows(image.permute(2, 0, 1)[None])
+        rows = a.new_zeros(len(a), count + 1)  # the first is what lies beyond the rim
+        return rows.scatter_(1, where[window % self.windows.places], a)[:, 1:]
+
+
+def _pair(graph: Graph, j: int) -> tuple[int, Linear, Linear] | None:
+    """Node j as a convolution of an activation of a convolution of the input, the first of
+    which nothing else reads: that activation, the first and the second.
+    """
+    second = graph.nodes[j].map
+    if second is None or second.window is None or second.window.dilation != (1, 1):
+        return None
+    i = graph.nodes[j].inputs[0]
+    if graph.nodes[i].act is None:
+        return None
+    k = graph.nodes[i].inputs[0]
+    first = graph.nodes[k].map
+    if first is None or first.window is None:
+        return None
+    alone = graph.nodes[k].inputs == (0,) and graph.users[k] == [i]
+    return (i, first, second) if alone else None

@@ -1,0 +1,61 @@
+"""Norms of matrices that are made on the way: each term of their rounding is needed."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor
+
+from support.rounding import MODES, fractions, rounded
+from wassail.certificates.relax import spectral
+from wassail.certificates.relax.spectral import _top, matrix_norms
+
+DOUBLE = torch.float64
+
+
+def uniform(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(*shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_row_is_as_long_as_the_root_of_its_squares(mode: str) -> None:
+    """The trace is its norm: all of its roundings show."""
+    for k in range(6):
+        row = 1 + uniform(1, 1, 3000, seed=k)
+        with rounded(mode):
+            found = Fraction(float(matrix_norms(row)))
+        exact = sum(v * v for v in fractions(row)[0][0])
+        assert exact <= found**2 <= exact * (1 + Fraction(1, 10**8))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_factor_of_a_matrix_that_is_nearly_singular_proves_little(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`a + b` on the diagonal and b elsewhere has the norm `a + m b`. Of numbers near it some below
+    have a Cholesky factor all the same, by rounding, and the least that has one is taken.
+    """
+    near = tuple(1 + k * 2.0**-52 for k in range(-60, 61, 2))
+    monkeypatch.setattr(spectral, "FACTORS", near)
+    tight = 0
+    for k in range(60):
+        m = 2 + k % 9
+        a, b = (float(v) for v in uniform(2, seed=k))
+        gram = torch.full((1, m, m), b, dtype=DOUBLE) + a * torch.eye(m, dtype=DOUBLE)
+        whole = Fraction(float(gram[0, 0, 0])) + (m - 1) * Fraction(b)
+        trace = gram.diagonal(dim1=1, dim2=2).sum(1)
+        with rounded(mode):
+            found = Fraction(float(_top(gram, trace)))
+        assert found >= whole
+        tight += found < whole * (1 + Fraction(1, 10**9))
+    assert tight > 5
+
+
+def test_matrices_without_and_with_next_to_nothing() -> None:
+    """Zeros; and entries of the smallest number, whose length is between two of them."""
+    assert float(matrix_norms(torch.zeros(1, 3, 4, dtype=DOUBLE))) < 1e-290
+    least = torch.full((1, 1, 2), 2.0**-1074, dtype=DOUBLE)
+    exact = 2 * Fraction(2) ** -2148
+    assert Fraction(float(matrix_norms(least))) ** 2 >= exact
+    assert math.isnan(float(matrix_norms(torch.full((1, 2, 2), math.inf, dtype=DOUBLE))))
