@@ -1,5 +1,6 @@
 """Packs: what is in them follows from the run, and repeats to the byte."""
 
+import html
 import json
 import shutil
 import subprocess
@@ -97,6 +98,9 @@ def test_the_clause_map_names_kinds_that_exist(made: Path) -> None:
     assert (
         "not conformity" in record["notice"] and record["notice"] in (made / pack.PAGE).read_text()
     )
+    shown = html.unescape((made / pack.PAGE).read_text())
+    for framework in clauses()["frameworks"]:
+        assert "compared with" in framework["compared"] and framework["compared"] in shown
     answers = [line["answer"] for line in record["clauses"]]
     assert len(answers) == len(lines) and NOT_COVERED in answers
     for given, line in zip(lines, mapped([])):  # a pack without figures answers nothing with them

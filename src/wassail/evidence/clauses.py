@@ -1,7 +1,7 @@
 """Clauses of laws, standards and frameworks beside the figures that answer them.
 
 `clauses.json` is the list: each line names the kinds of figures that answer a clause. What a pack
-does not have answers nothing.
+does not have answers nothing. `compared` says what the numbers of a text were compared with.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def mapped(figures: Sequence[Figure]) -> list[dict[str, str]]:
                     "asks": line["asks"],
                     "answer": ", ".join(answers) or NOT_COVERED,
                     "note": line["note"],
+                    "compared": framework["compared"],
                 }
             )
     return lines
