@@ -172,7 +172,6 @@ def test_a_signed_pack_and_a_signed_record(
     assert content["claim"]["holds"] is True and content["claim"]["not_checked"]
 
 
-@pytest.mark.slow
 def test_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -351,7 +351,7 @@ def _evidence_commands(children: argparse._SubParsersAction[Any]) -> argparse.Ar
     )
     evidence_options(evidence)
     signoff_options(evidence)
-    evidence.set_defaults(run=evidence_command, smooth=None, add_attack=[], resume=True)
+    evidence.set_defaults(run=evidence_command, smooth=None, add_attack=[], resume=True, **NO_TASK)
     recheck = children.add_parser(
         "recheck", help="does the guarantee of a pack still speak about new data?"
     )
