@@ -1,24 +1,23 @@
-"""Three pages of the documentation site are files of the repository: a hook of mkdocs.
+"""Two pages of the documentation site are files of the repository: a hook of mkdocs.
 
-The start page is the README, and the site has the changelog and the guide for contributors. In
-docs/ there is a line in the place of each; here it is exchanged for the file, with links that
-lead to the pages of the site.
+The site has the changelog and the guide for contributors. In docs/ there is a line in the place of
+each; here it is exchanged for the file, with links that lead to the pages of the site.
 """
 
 from __future__ import annotations
 
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
-    "index.md": "README.md",
-    "changelog.md": "CHANGELOG.md",
-    "contributing.md": "CONTRIBUTING.md",
+    "project/changelog.md": "CHANGELOG.md",
+    "project/contributing.md": "CONTRIBUTING.md",
 }
 # Files that are no page of the site: their links become plain text.
-NO_PAGES = ("CITATION.cff", "LICENSE", "notebooks/")
+NO_PAGES = ("README.md", "CITATION.cff", "LICENSE", "notebooks/")
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
@@ -28,23 +27,30 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         markdown: text of the file in docs/.
         page: mkdocs' page; `page.file.src_uri` is its path in docs/.
     """
-    source = PAGES.get(page.file.src_uri)
-    return markdown if source is None else relinked((ROOT / source).read_text())
+    place = page.file.src_uri
+    source = PAGES.get(place)
+    return markdown if source is None else relinked((ROOT / source).read_text(), place)
 
 
-def relinked(text: str) -> str:
-    """A text of the repository's root with links as seen from docs/.
+def relinked(text: str, place: str) -> str:
+    """A text of the repository's root with links as seen from a page of docs/.
 
     Args:
         text: Markdown.
+        place: path of the page in docs/.
     """
-    return re.sub(r"(!?)\[([^]]*)\]\(([^)]+)\)", _link, text)
+    folder = posixpath.dirname(place)
 
+    def link(found: re.Match[str]) -> str:
+        mark, label, target = found.groups()
+        if target.startswith(NO_PAGES):
+            return label
+        if re.match(r"\w+:|#", target):
+            return found[0]
+        file, hash_sign, anchor = target.partition("#")
+        for page, source in PAGES.items():
+            file = page if file == source else file
+        seen = posixpath.relpath(file.removeprefix("docs/"), folder)
+        return f"{mark}[{label}]({seen}{hash_sign}{anchor})"
 
-def _link(found: re.Match[str]) -> str:
-    mark, label, target = found.groups()
-    if target.startswith(NO_PAGES):
-        return label
-    for page, source in PAGES.items():
-        target = re.sub(rf"^{re.escape(source)}(?=#|$)", page, target)
-    return f"{mark}[{label}]({target.removeprefix('docs/')})"
+    return re.sub(r"(!?)\[([^]]*)\]\(([^)]+)\)", link, text)

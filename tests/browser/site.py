@@ -16,8 +16,8 @@ from chromium import Browser, Page, address, command, failures
 SITE = Path(__file__).resolve().parents[2] / "site"
 # Wide (a desk) and narrow (a phone), in CSS pixels.
 SIZES = {"wide": (1400, 900), "narrow": (400, 800)}
-SHOWN = ("index", "guide", "api/attacks", "theory", "tutorials/own-model", "radii")
-QUERIES = {"transport": "api/transport", "autoattack": "attacks", "knapsack": "theory"}
+SHOWN = ("index", "explanation/threat-model", "api/attacks", "theory", "results/board")
+QUERIES = {"transport": "api/transport", "autoattack": "reference/attacks", "knapsack": "theory"}
 
 
 def pages() -> list[str]:

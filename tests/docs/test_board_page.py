@@ -7,8 +7,8 @@ from pathlib import Path
 from wassail.paper.published import PUBLISHED
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "board.md").read_text()
-FEED = json.loads((DOCS / "board.json").read_text())
+PAGE = (DOCS / "results" / "board.md").read_text()
+FEED = json.loads((DOCS / "results" / "board.json").read_text())
 
 
 def rows_of(text: str) -> list[list[str]]:

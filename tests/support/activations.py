@@ -17,7 +17,7 @@ Real = Callable[[mpf], mpf]
 
 @dataclass(frozen=True)
 class Case:
-    """An activation; row: its row in the table of `docs/arithmetic.md`; linear: piecewise."""
+    """An activation; row: its row in `docs/reference/operators.md`; linear: piecewise."""
 
     row: str
     run: Callable[[Tensor], Tensor]

@@ -26,7 +26,7 @@ def default_step(norm: float, eps: float) -> float:
     kappa).
 
     0.64 eps for linf and 0.4 eps for l2 are what the paper's values come to. For l1, which the
-    paper does not run, the share was measured: docs/l1-step.md.
+    paper does not run, the share was measured: docs/lab-notes/l1-step.md.
     """
     for (paper_norm, paper_eps), step in PAPER_STEPS.items():
         if norm == paper_norm and math.isclose(eps, paper_eps, rel_tol=1e-6):

@@ -5,7 +5,8 @@ downloads or training.
 >>> model = zoo.load("digits-cnn-adv")
 >>> x, y = zoo.data("digits")
 
-`open_model` and `open_data` take every name that the command line takes; see `docs/models.md`.
+`open_model` and `open_data` take every name that the command line takes; see
+`docs/reference/models-and-data.md`.
 Torch is imported by what needs it only: listing the models needs none of it. Where the built-in
 data come from, how they were split and how the networks were trained is written in ``DIGITS.md``
 next to this file.

@@ -22,7 +22,7 @@ from wassail.certificates.relax.executed import arithmetic_of
 
 INF = math.inf
 UNITS = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
-PAGE = Path(__file__).parents[3] / "docs" / "arithmetic.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "operators.md"
 ROWS = {case.row: case for case in CASES}
 
 

@@ -27,8 +27,8 @@ from wassail.attacks.minimal.shrinking_ball import shrinking_ball
 from wassail.attacks.minimal.tracker import Tracker
 from wassail.progress import Tick
 
-# The rounds after the opening, by name, and what is repeated after them: docs/attacks.md says how
-# they were chosen.
+# The rounds after the opening, by name, and what is repeated after them:
+# docs/reference/attacks.md says how they were chosen.
 PLAN = {
     1.0: (
         *("primal-dual", "shrinking ball", "polish", "from random", "primal-dual"),
