@@ -57,6 +57,10 @@ def every_page_is_quiet_and_fits(browser: Browser) -> None:
         assert inner <= outer, f"{name} is {inner} pixels wide on a phone of {outer}"
         broken = page.js("[...document.images].filter(i => !i.naturalWidth).map(i => i.src)")
         assert broken == [], (name, broken)
+        unread = page.js("document.querySelectorAll('.katex-error').length")
+        assert unread == 0, f"{name}: {unread} formulas that KaTeX does not read"
+        bare = page.js("document.querySelectorAll('.arithmatex:not(:has(.katex))').length")
+        assert bare == 0, f"{name}: {bare} formulas that are not drawn"
         quoted = page.js("document.querySelectorAll('blockquote blockquote').length")
         assert quoted == 0, f"{name}: an example is shown as a quotation"
         closed(page)

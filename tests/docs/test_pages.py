@@ -59,6 +59,24 @@ def headings(text: str) -> set[str]:
     return {re.sub(r"[\s-]+", "-", title) for title in words}
 
 
+def test_the_code_cites_sections_of_the_theory_that_exist() -> None:
+    """Comments cite them as "THEORY 2a" or "THEORY 2 and 6"."""
+    sections = re.findall(r"^##+ (\d+[a-z]?)\. ", (DOCS / "theory.md").read_text(), re.M)
+    cited: set[str] = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        text = re.sub(r"\s*\n\s*(?:# )?", " ", path.read_text())
+        for found in re.findall(r"THEORY (\d+[a-z]?(?:(?:, | and )\d+[a-z]?)*)", text):
+            cited.update(re.findall(r"\d+[a-z]?", found))
+    assert len(cited) > 8 and cited <= set(sections), sorted(cited - set(sections))
+
+
+def test_formulas_are_drawn_by_files_of_the_site() -> None:
+    styles = (DOCS / "site" / "katex" / "katex.min.css").read_text()
+    fonts = re.findall(r"url\(([^)]*)\)", styles)
+    assert fonts and (DOCS / "site" / "katex" / "LICENSE").is_file()
+    assert all((DOCS / "site" / "katex" / font).is_file() for font in fonts)
+
+
 def text_of(page: Path) -> str:
     """A page as the site shows it."""
     place = page.relative_to(DOCS).as_posix()
