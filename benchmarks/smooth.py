@@ -27,10 +27,13 @@ import wassail as ws
 from radii import Units, rivals
 from wassail.certificates.graph.graph import Curved, Graph
 from wassail.certificates.graph.reader import read
+from wassail.certificates.graph.region import Region
+from wassail.certificates.lipschitz.steepest import margin_rows
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margin_bounds, margins
 from wassail.certificates.relax.rows import add_to, row_dot
 from wassail.certificates.search.margins import branch_margins
+from wassail.paper.transformer_constants import euclidean_bound
 from wassail.threat import show
 from zoo_path import ZOO, images, load
 
@@ -507,12 +510,15 @@ def local(name: str, norm: float, radius: float, i: int) -> dict[str, Any]:
     began = time.process_time()
     found = ws.lipschitz(graph, norm, ball, time_limit=LIMIT)
     seconds = time.process_time() - began
-    crude = ws.lipschitz(graph, norm, ball, method="product")
+    crude = ws.lipschitz(graph, norm, ball, method="product").upper
+    if graph.curved:
+        margins = graph.head(margin_rows(graph.outputs, None))
+        crude = min(crude, euclidean_bound(margins, Region.make(ball, graph.inputs), norm, INF))
     unit = {
         "lower": found.lower,
         "upper": found.upper,
         "method": found.method,
-        "product": crude.upper,
+        "product": crude,
     }
     return unit | {"seconds": seconds}
 

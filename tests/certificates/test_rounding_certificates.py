@@ -27,7 +27,7 @@ from wassail.certificates.graph.matrix_norms import matrix_norm
 from wassail.certificates.graph.operators import convolution, normalise, softmax
 from wassail.certificates.graph.operators.convolution import Conv
 from wassail.certificates.graph.operators.pooling import Average
-from wassail.certificates.lipschitz import attention, semidefinite, transformer_constants
+from wassail.certificates.lipschitz import semidefinite
 from wassail.certificates.loss import certify, chords, loss_curve, recession
 from wassail.certificates.loss.certificate import Certificate
 from wassail.certificates.loss.certify import Work
@@ -35,6 +35,8 @@ from wassail.certificates.loss.curve import LossCurve, total_of
 from wassail.certificates.loss.loss_curve import ends_of
 from wassail.certificates.relax import jacobian, norms
 from wassail.certificates.relax.balls import Balls
+from wassail.paper import attention_bounds as attention
+from wassail.paper import transformer_constants
 from wassail.transport.allocation import transport_cost
 
 INF = math.inf

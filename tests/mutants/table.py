@@ -82,19 +82,19 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/graph/operators/softmax.py": (*_CURVED, *_TANGENTS),
     "certificates/graph/planes.py": (*_CURVED, *_tests("rounding_parts")),
     "certificates/graph/region.py": _tests("rounding_linear", "region"),
-    "certificates/lipschitz/attention.py": _tests(
-        "rounding_smooth::attention", "rounding_certificates::norms"
+    "paper/attention_bounds.py": _tests(
+        "rounding_smooth::attention", "rounding_certificates::norms", "rounding_transformer"
     ),
     "paper/attention.py": _tests("rounding_smooth::attention", "rounding_certificates::norms"),
-    "paper/corollary.py": _LADDER,
+    "paper/corollary.py": _tests("rounding_transformer"),
     "certificates/lipschitz/ladder.py": _LADDER,
     "certificates/lipschitz/steepest.py": _LADDER,
     "certificates/lipschitz/semidefinite.py": _tests(
         "rounding_certificates::semidefinite", "semidefinite"
     ),
-    "certificates/lipschitz/transformer_constants.py": (
-        *_LADDER,
+    "paper/transformer_constants.py": (
         *_tests(
+            "rounding_transformer",
             "rounding_linear::weights",
             "rounding_smooth::walk",
             "rounding_certificates::transformer",
@@ -178,7 +178,7 @@ WITHOUT: dict[str, str] = {
     "certificates/graph/agreement.py": "compares a graph with its model at points",
     "certificates/graph/reader.py": "`error` is an exception there",
     "certificates/search/frontier.py": "`error` is an exception there",
-    "certificates/lipschitz/layout.py": "tells two maps apart at random points",
+    "paper/attention_layout.py": "tells two maps apart at random points",
     "transport/picture.py": "where a curve is drawn",
     "transport/mixture.py": "what it returns is a proposal, checked where it is used",
     "certificates/prove/attacked.py": "its error is an exception",
@@ -225,12 +225,12 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "UNIT * most",
     ): "relative to |middle|, whose norm is at most m + n times that of middle: in 2^-50 (m + n)",
     (
-        "lipschitz/attention.py",
+        "attention_bounds.py",
         "spectral",
         "UP",
     ): "the root loses 2^-53: one of the eight units that `p + q + 8` has to spare",
     (
-        "lipschitz/attention.py",
+        "attention_bounds.py",
         "region_bound",
         "UNIT * (low.abs() + high.abs())",
     ): "a box that is off by a unit of its numbers moves each term by less than `error`",
@@ -384,15 +384,12 @@ EXCUSED: dict[tuple[str, str, str], str] = {
     ("lipschitz/semidefinite.py", "start", "1e-12"): STEERS,
     ("lipschitz/semidefinite.py", "_with", "1e-300"): STEERS,
     (
-        "lipschitz/transformer_constants.py",
+        "transformer_constants.py",
         "_carry",
         "UP",
     ): "`times` adds nine units of all magnitudes, of which four are used (see there)",
     **dict.fromkeys(
-        (
-            ("lipschitz/transformer_constants.py", "_normalise", term)
-            for term in ("UP", "UNIT", "slack)")
-        ),
+        (("transformer_constants.py", "_normalise", term) for term in ("UP", "UNIT", "slack)")),
         "`to` and `times` add more units of all magnitudes than everything loses (see there)",
     ),
     ("paper/corollary.py", "_flattest", "2.0**-24"): STEERS,
@@ -461,7 +458,7 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "slack * float(self.mass[k])",
     ): "the slack of `part` is enough, which is at least the mass (see there)",
     (
-        "lipschitz/transformer_constants.py",
+        "transformer_constants.py",
         "slope",
         "UNIT",
     ): "`UP` in `stretch` is more than 4000 terms lose",

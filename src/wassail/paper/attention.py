@@ -2,7 +2,7 @@
 Jacobian's norm at a point, and an ascent on that norm.
 
 The constant is that of Castin, Ablin, Peyre, "How Smooth Is Attention?", ICML 2024, arXiv
-2312.14820 (Theorem 3.3). Our bounds: `certificates/lipschitz/attention.py`.
+2312.14820 (Theorem 3.3). Our bounds: `attention_bounds.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from wassail.certificates.lipschitz.attention import UP, spectral
+from wassail.paper.attention_bounds import UP, spectral
 
 Function: TypeAlias = Callable[[Tensor], Tensor]
 

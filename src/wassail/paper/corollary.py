@@ -18,9 +18,7 @@ from wassail.certificates.graph.operators.normalise import Normalise
 from wassail.certificates.graph.operators.softmax import Softmax
 from wassail.certificates.graph.planes import Span
 from wassail.certificates.graph.region import Region, Where
-from wassail.certificates.lipschitz.attention import spectral
 from wassail.certificates.lipschitz.kinks import on_kinks
-from wassail.certificates.lipschitz.layout import Attention, find, normalised
 from wassail.certificates.lipschitz.steepest import (
     as_graph,
     ascend,
@@ -28,7 +26,11 @@ from wassail.certificates.lipschitz.steepest import (
     jacobians,
     room_of,
 )
-from wassail.certificates.lipschitz.transformer_constants import (
+from wassail.network import Model
+from wassail.paper.attention import castin
+from wassail.paper.attention_bounds import spectral
+from wassail.paper.attention_layout import Attention, find, normalised
+from wassail.paper.transformer_constants import (
     ROOM,
     UP,
     TransformerConstants,
@@ -38,8 +40,6 @@ from wassail.certificates.lipschitz.transformer_constants import (
     log_sum,
     radius,
 )
-from wassail.network import Model
-from wassail.paper.attention import castin
 from wassail.records import Record
 from wassail.rounding import FLOOR
 from wassail.threat import Number, dual, parse_norm, show

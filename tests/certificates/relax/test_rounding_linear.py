@@ -19,7 +19,6 @@ from support.rounding import MODES, Array, long, rounded
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.region import Ball, Region
-from wassail.certificates.lipschitz.transformer_constants import everywhere
 from wassail.certificates.loss.recession import spans
 from wassail.certificates.relax import ranges as ranges_module
 from wassail.certificates.relax.balls import Balls
@@ -37,6 +36,7 @@ from wassail.certificates.relax.ranges import (
     upper_on,
 )
 from wassail.certificates.relax.tangents import centred
+from wassail.paper.transformer_constants import everywhere
 from wassail.threat import Domain
 
 INF = math.inf

@@ -23,10 +23,11 @@ from wassail.certificates.graph.operators.products import Product
 from wassail.certificates.graph.planes import Curve, Plane, Span
 from wassail.certificates.graph.region import Region
 from wassail.certificates.graph.tangent import EntrywiseTangent
-from wassail.certificates.lipschitz import attention, transformer_constants
 from wassail.certificates.relax import jacobian, ranges, tangents
 from wassail.certificates.relax.crown import Sweep
 from wassail.certificates.relax.ranges import Bounds
+from wassail.paper import attention_bounds as attention
+from wassail.paper import transformer_constants
 from wassail.paper.attention import castin
 
 INF = math.inf

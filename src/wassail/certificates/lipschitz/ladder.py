@@ -27,8 +27,7 @@ from wassail.certificates.device import HOST
 from wassail.certificates.exact.constants import branch
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
-from wassail.certificates.graph.maps import Matrix
-from wassail.certificates.graph.matrix_norms import change, matrix_norm, positive_norm
+from wassail.certificates.graph.matrix_norms import positive_norm
 from wassail.certificates.graph.region import Region, Where
 from wassail.certificates.graph.restrict import restricted
 from wassail.certificates.lipschitz.kinks import off_kinks, on_kinks
@@ -41,7 +40,6 @@ from wassail.certificates.lipschitz.steepest import (
     margin_rows,
     room_of,
 )
-from wassail.certificates.lipschitz.transformer_constants import TransformerConstants
 from wassail.certificates.relax.condense import condensed
 from wassail.certificates.relax.jacobian import entries, entry_norms, secants
 from wassail.certificates.relax.norms import product
@@ -114,8 +112,8 @@ def lipschitz(
             labels k, the slope Lm of THEORY 3; or "logits", `sup_x ||J(x)||_{norm -> norm_out}`.
         norm_out: output norm of "logits"; default None, `norm`.
         labels: the labels k; default None, all.
-        method: "product" (of transformers: by their modules), "propagate", "sdp" (ReLUs and
-            activations), "exact", or "auto" (the default), which climbs the ladder until the
+        method: "product" (infinite for transformers: see `corollary`), "propagate", "sdp" (ReLUs
+            and activations), "exact", or "auto" (the default), which climbs the ladder until the
             bracket is closed or its limit is reached.
         time_limit: seconds; `info["cut"]` says whether it stopped a rung; default None, a budget of
             work (about a minute) for "auto" and "sdp", so that the answer never depends on the
@@ -218,11 +216,6 @@ class Ladder:
             self._improve(product(self.graph, self.norm_in, self.norm_out), "product")
             self._sample()
             self._improve(self.upper, "product")
-            if self.graph.curved:
-                self._improve(
-                    modules(self.graph, self.region, self.norm_in, self.norm_out, self._spans),
-                    "modules",
-                )
             if method != "product":
                 (self._smooth if self.graph.smooth else self._local)(method)
         except KeyboardInterrupt:  # the bracket so far is an answer
@@ -478,29 +471,3 @@ def propagated(bounds: Bounds, norm_in: float, norm_out: float, tighten: bool = 
             best, float(torch.linalg.vector_norm(found.norm(dual(norm_in), entries), norm_out))
         )
     return best * (1 + room_of(*low.shape))
-
-
-def modules(
-    graph: Graph,
-    region: Region,
-    norm_in: float,
-    norm_out: float,
-    known: Mapping[int, Span] | None = None,
-) -> float:
-    """`||J||_{r -> s}` of a transformer over a region by the Euclidean constants of its modules
-    (THEORY 5).
-
-    known: what `ranges` found there, if it has been called already.
-    """
-    walk = TransformerConstants.make(graph, region, known)
-    last = graph.nodes[-1]
-    size = walk.stretch(0, len(graph.nodes) - 1) + math.log(change(graph.outputs, 2.0, norm_out))
-    # or the last matrix changes from the 2-norm to s in one piece
-    if isinstance(last.map, Matrix) and len(last.shape) == 1:
-        leave = matrix_norm(last.map.weight, 2.0, norm_out)
-        size = min(size, walk.stretch(0, last.inputs[0]) + math.log(max(leave, 1e-300)))
-    return (
-        change(graph.inputs, norm_in, 2.0) * math.exp(size) * (1 + 1e-12)
-        if size < 700
-        else math.inf
-    )

@@ -29,7 +29,7 @@ m|^2 / s^2`:
    p_j q_j` is largest when all q is on the two likeliest tokens, and then at most `2 p (1 - p)`.
 4. `s^2 <= R^2 - |m|^2` and `|S_i| <= s^2` for tokens in a ball of radius `R` around 0.
 
-The paper's constant, of Castin et al. 2024, is `paper/attention.py`.
+The paper's constant, of Castin et al. 2024, is in `attention.py`.
 """
 
 from __future__ import annotations

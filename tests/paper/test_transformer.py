@@ -22,15 +22,15 @@ from wassail.certificates.graph.operators.products import Product
 from wassail.certificates.graph.operators.softmax import Softmax
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
-from wassail.certificates.lipschitz import ladder, layout, transformer_constants
-from wassail.certificates.lipschitz.attention import (
+from wassail.certificates.lipschitz.steepest import jacobians
+from wassail.paper import attention_layout as layout
+from wassail.paper import corollary, transformer_constants
+from wassail.paper.attention import attend, castin
+from wassail.paper.attention_bounds import (
     _sizes,
     global_bound,
     heads,
 )
-from wassail.certificates.lipschitz.steepest import jacobians
-from wassail.paper import corollary
-from wassail.paper.attention import attend, castin
 
 # tokens, width, heads, width of the feed-forward part
 N = 5
@@ -164,7 +164,7 @@ def graph_of(kind: str, seed: int) -> Graph:
 
 def modules(graph: Graph, region: Region) -> float:
     """The Euclidean constant over a region."""
-    return ladder.modules(graph, region, 2.0, 2.0)
+    return transformer_constants.euclidean_bound(graph, region, 2.0, 2.0)
 
 
 def norms(graph: Graph, x: Tensor) -> Tensor:

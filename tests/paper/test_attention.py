@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from wassail.certificates.lipschitz import attention as at
 from wassail.errors import InputError
 from wassail.paper import attention as paper
+from wassail.paper import attention_bounds as at
 
 
 def normal(seed: int, *shape: int) -> Tensor:

@@ -20,7 +20,7 @@ from wassail.certificates.graph.operators.softmax import DEEP, Softmax
 @dataclass(frozen=True, eq=False)
 class Attention:
     """Self-attention of H heads on the tokens of a node X: `sum_h W_h V_h X^T P_h^T` plus
-    constants, see `attention`.
+    constants, see `attention_bounds`.
 
     source, scores, target: the nodes of X, of the softmax and of the result. a `(H, d, d)`, bias
     `(H, d)`, value `(H, k, d)`, out `(H, o, k)`, mask `(H, n, n)`. most `(5, H)`: for `A_h`, `V_h`,
