@@ -204,7 +204,7 @@ def the_curve_in_the_browser_is_the_curve_in_python(browser: Browser, pages: Pag
 
 def tell(page: Page, plot: str, name: str, text: str) -> None:
     """Type a label cost or a share of people into its field."""
-    field = f'document.querySelector(\'[data-plot="{plot}"] [data-others="{name}-text"]\')'
+    field = f'document.querySelector(\'[data-plot="{plot}"] [data-set="{name}-text"]\')'
     page.js(f"{field}.select()")
     page.js(f"{field}.focus()")
     page.type(text)
@@ -246,7 +246,7 @@ def labels_and_people_move_by_sliders(browser: Browser, pages: Pages) -> None:
     page.js("document.querySelector('#sandwich-share').focus()")
     for _ in range(3):
         page.key("PageDown", 34)
-    share = float(page.js("document.querySelector('[data-others=share-text]').value"))
+    share = float(page.js("document.querySelector('[data-set=share-text]').value"))
     assert 0 < share < 1, share
     assert page.js("document.querySelector('#sandwich-share').getAttribute('aria-valuetext')")
     run = pages.run
@@ -255,11 +255,11 @@ def labels_and_people_move_by_sliders(browser: Browser, pages: Pages) -> None:
     assert got is not None and plain is not None and abs(got - expected) <= 1e-9 and got < plain
     assert page.js(line) != before  # the curve is drawn anew
     tell(page, "sandwich-data", "share", "2")
-    invalid = "document.querySelector('[data-others=share-text]').getAttribute('aria-invalid')"
+    invalid = "document.querySelector('[data-set=share-text]').getAttribute('aria-invalid')"
     assert page.js(invalid) == "true"
     page.js("document.querySelector('#sandwich-kappa').focus()")
     page.key("PageDown", 34)
-    assert page.js("document.querySelector('[data-others=kappa-text]').value") != "never"
+    assert page.js("document.querySelector('[data-set=kappa-text]').value") != "never"
     quiet(page)
     page.close()
 
@@ -314,19 +314,19 @@ def the_order_is_switched_by_mouse_and_by_keyboard(browser: Browser, pages: Page
 def eps_moves_by_slider_field_and_picture(browser: Browser, pages: Pages) -> None:
     page = browser.page(pages.url("run"))
     state = (
-        "[document.querySelector('#sandwich-slider').value, document.querySelector('.budget "
+        "[document.querySelector('#sandwich-eps').value, document.querySelector('.budget "
         "input[type=text]').value]"
     )
     start, text = page.js(state)
     assert (
         text == "8/255" and page.js("document.querySelector('[data-eps]').textContent") == "8/255"
     )
-    page.js("document.querySelector('#sandwich-slider').focus()")
+    page.js("document.querySelector('#sandwich-eps').focus()")
     page.key("ArrowRight", 39)
     page.key("ArrowRight", 39)
     value, text = page.js(state)
     assert int(value) == int(start) + 2 and text != "8/255"
-    spoken = page.js("document.querySelector('#sandwich-slider').getAttribute('aria-valuetext')")
+    spoken = page.js("document.querySelector('#sandwich-eps').getAttribute('aria-valuetext')")
     assert spoken.startswith(f"eps {text}: attacked ") and "certified" in spoken
     page.key("Home", 36)
     assert (
@@ -642,7 +642,7 @@ def the_tab_key_reaches_everything_in_order(browser: Browser, pages: Pages) -> N
     ]
     assert (
         names.index("sandwich-order-0")
-        < names.index("sandwich-slider")
+        < names.index("sandwich-eps")
         < names.index("text")
         < names.index("scroll")
     )

@@ -108,7 +108,7 @@ def test_the_population_is_said_in_one_sentence(run) -> None:
     said = advice(run)
     assert said is not None and ("samples would halve it" in said) == (sampling >= proof)
     panel = population_panel(run)
-    assert panel is not None and text in panel
+    assert panel is not None and text in str(panel)
 
 
 def test_the_json_has_a_version_and_stable_keys(run) -> None:

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import wassail as ws
-from wassail.report.budget import budget_panel, orders_panel
+from wassail.report.budget import budget_panel
 from wassail.report.compare import comparison
 from wassail.report.page import report
+from wassail.report.panels import orders_panel
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from wassail.evaluation.intervals import compare
 from wassail.evaluation.result import Finding
 from wassail.evaluation.run import Evaluation
 from wassail.report.compare import comparison, write_comparison
-from wassail.report.html import data_block, duration, flat, number_cell, tag, visible
+from wassail.report.html import Cell, Panel, Table, data_block, duration, flat, said, visible
 from wassail.report.page import report, write_report
 from wassail.threat import Threat
 
@@ -541,15 +541,15 @@ def test_provenance_lists_everything_but_the_date() -> None:
     )
 
 
-def test_markup_escapes_what_is_not_markup() -> None:
-    inner = tag("b", "<&>\"'")
-    assert tag("p", inner, ["x", None], "<i>", class_='a"b', data_x=None, hidden=True) == (
-        '<p class="a&quot;b" hidden><b>&lt;&amp;&gt;&quot;&#x27;</b>x&lt;i&gt;</p>'
-    )
-    assert tag("img", alt="") == '<img alt="">'
-    assert (
-        number_cell("–", math.nan) == number_cell("–", None) == '<td data-sort="">–</td>'
-    )  # comes last
+def test_whatever_is_not_html_is_escaped() -> None:
+    evil = "<&>\"'\u202e"
+    shown = "&lt;&amp;&gt;&#34;&#39;⟨U+202E⟩"
+    table = Table(evil, [evil], [[Cell(evil, small=[evil]), Cell(evil, kind="text")]])
+    text = str(Panel([evil, said(evil, "note"), table, None], lead=evil))
+    assert text.count(shown) == 9 and evil not in text and "<b>" not in text
+    assert f'<p class="lead">{shown}</p>' in text and f'<p class="note">{shown}</p>' in text
+    empty = str(Panel([Table("t", [], [[Cell("–", math.nan), Cell("–")]])]))
+    assert empty.count('<td data-sort="">–</td>') == 2  # comes last
     assert visible("a\ud800b\x85") == "a?b⟨U+0085⟩"
 
 

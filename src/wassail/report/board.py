@@ -2,7 +2,7 @@
 
 An index with one sortable table for each norm, a page for each model, a page for each run with its
 sandwich and known shifts, and `board.json` with the same figures. Every row has the command that
-computes it again from the stored points, see `again.py`. Strings of runs may be hostile: `tag`
+computes it again from the stored points, see `again.py`. Strings of runs may be hostile: jinja2
 escapes them, and file names are made of letters and digits.
 """
 
@@ -17,28 +17,30 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
+
 from wassail.errors import InputError
 from wassail.evaluation.conditions import conditions
 from wassail.report.again import again
 from wassail.report.html import (
-    Html,
+    Cell,
+    Head,
+    Panel,
+    Table,
     attacked_percent,
     document,
     name,
-    number_cell,
     percent,
-    proved,
-    save,
-    section,
+    proved_cell,
+    render,
+    said,
     spell,
-    table,
-    tag,
 )
 from wassail.report.others import feed as others_feed
 from wassail.report.page import write_report
 from wassail.report.standing import CLAIM, KINDS, SEALED, UNKNOWN, VERIFIED, Standing
 from wassail.threat import box_text, ceil_percent, floor_percent, show
-from wassail.writing import make
+from wassail.writing import make, save
 
 if TYPE_CHECKING:
     from wassail.evaluation.run import Evaluation
@@ -55,6 +57,13 @@ LEAD = (
     "Attacked: at most this, a distribution that bad was built and verified. Certified: at least "
     "this, no distribution of the set is worse. p = ∞ is the point-wise threat of other boards."
 )
+VERIFY = (
+    "In the folder that holds the run: samples, predictions, flips, budgets and curves are "
+    "computed again from the stored points. --radii proves the radii again, too, which takes "
+    "as long as the run. Words in capital letters are yours to supply: a command that names a "
+    "stranger's code or files would run them."
+)
+MISSING = "checkpoint not available here"
 
 
 @dataclass(frozen=True)
@@ -111,11 +120,11 @@ def write_board(
         file = f"models/{_slug(model)}-{len(links) + 1}.html"
         links[model] = file
         mine = [(runs[k], pages[k], stand[k]) for k in places]
-        save(_model_page(model, mine), target / file)
+        save(target / file, _model_page(model, mine))
     entries = [entry(run, known) for run, known in zip(runs, stand)]
     feed = {"format": FORMAT, "runs": entries, "published": [vars_of(line) for line in published]}
-    save(json.dumps(feed, indent=1, allow_nan=False) + "\n", target / "board.json")
-    return save(_index(runs, pages, links, published, stand), target / "index.html")
+    save(target / "board.json", json.dumps(feed, indent=1, allow_nan=False) + "\n")
+    return save(target / "index.html", _index(runs, pages, links, published, stand))
 
 
 def vars_of(line: Published) -> dict[str, Any]:
@@ -128,7 +137,7 @@ def vars_of(line: Published) -> dict[str, Any]:
         "eps": line.eps,
         "clean": line.clean,
         "attacked": {f"{order:g}": value for order, value in line.attacked.items()},
-        "note": "checkpoint not available here",
+        "note": MISSING,
     }
 
 
@@ -187,26 +196,24 @@ def _slugs(runs: Sequence[Evaluation]) -> list[str]:
     return [f"{_slug(run.name)}-l{run.threat.norm:g}-{place}" for place, run in enumerate(runs, 1)]
 
 
-def _heads(first: Sequence[object]) -> list[object]:
-    heads = [
-        tag("th", head, scope="col", class_="text") if head == "Data" else head for head in first
-    ]
+def _heads(first: Sequence[str]) -> list[str | Head]:
+    heads: list[str | Head] = [Head(head, text=True) if head == "Data" else head for head in first]
     for order in ORDERS:
-        above = tag("small", f"p = {spell(order)}")
-        heads += [tag("th", above, side, scope="col") for side in ("Certified", "Attacked")]
+        heads += [Head(side, f"p = {spell(order)}") for side in ("Certified", "Attacked")]
     return heads
 
 
-def _figures(run: Evaluation) -> list[Html]:
+def _figures(run: Evaluation) -> list[Cell]:
     cells = []
     for order in ORDERS:
         certified, attacked = run.curve(order)(run.threat.eps)
-        known = run.radii is not None
-        cells += [
-            number_cell(proved(certified) if known else "–", certified if known else None),
-            number_cell(attacked_percent(attacked), attacked),
-        ]
+        cells.append(proved_cell(None if run.radii is None else certified))
+        cells.append(Cell(attacked_percent(attacked), attacked))
     return cells
+
+
+def _link(href: str, text: object) -> Markup:
+    return Markup('<a href="{}">{}</a>').format(href, text)
 
 
 def _index(
@@ -216,43 +223,28 @@ def _index(
     published: Sequence[Published],
     stand: Sequence[Standing],
 ) -> str:
-    groups: dict[tuple[object, ...], list[int]] = {}
+    groups: dict[tuple[float, str], list[int]] = {}
     for place, run in enumerate(runs):
         task = "" if run.criterion is None else f", {run.words.kept}"
         box = box_text(run.threat.domain) if run.boxes is None else "own boxes of samples"
-        where = box + task
-        groups.setdefault((run.threat.norm, where), []).append(place)
-    parts = []
-    contents = []
-    for number, (key, places) in enumerate(
-        sorted(groups.items(), key=lambda item: -float(str(item[0][0]))), 1
-    ):
-        title = f"l{key[0]:g}, {key[1]}"
-        contents.append((f"group-{number}", title))
-        tables = []
+        groups.setdefault((run.threat.norm, box + task), []).append(place)
+    sections = []
+    ordered = sorted(groups.items(), key=lambda item: -item[0][0])
+    for number, ((norm, where), places) in enumerate(ordered, 1):
+        title = f"l{norm:g}, {where}"
+        tables: list[object] = []
         for kind in KINDS:
             mine = [k for k in places if stand[k].kind == kind]
             if mine:
-                tables.append(tag("p", STANDS[kind], class_="note"))
+                tables.append(said(STANDS[kind], "note"))
                 tables.append(_table(runs, pages, links, mine, f"{title}, {kind}"))
-        parts.append(section(f"group-{number}", title, tables))
+        sections.append((f"group-{number}", title, Panel(tables)))
     if published:
-        contents.append(("published", "Published"))
-        parts.append(_published(published))
+        sections.append(("published", "Published, not measured here", _published(published)))
     models = len(links)
-    head = Html(
-        tag("h1", f"{models} network{'s' if models != 1 else ''}, {len(runs)} runs")
-        + tag("p", LEAD, class_="lead")
-        + tag(
-            "p",
-            "The figures as data: ",
-            tag("a", "board.json", href="board.json"),
-            ". Every row can be computed again from its stored points: see the model's page.",
-        )
-    )
-    return document(
-        "Board of distributional robustness · wassail", head, contents, *parts, wide=True
-    )
+    title = f"{models} network{'s' if models != 1 else ''}, {len(runs)} runs"
+    head = render("board.html.j2", title=title, lead=LEAD)
+    return document("Board of distributional robustness · wassail", head, sections, wide=True)
 
 
 def _table(
@@ -261,27 +253,24 @@ def _table(
     links: Mapping[str, str],
     places: Sequence[int],
     title: str,
-) -> Html:
+) -> Table:
     """The rows of one norm and box, those that lose least over Omega_1 first."""
     ranked = sorted(places, key=lambda k: -_rank(runs[k]))
     rows = []
     for k in ranked:
         run = runs[k]
-        model = tag("a", name(run.name, 40), href=links[run.name])
-        own = conditions(run)
-        mark = tag("small", " own choice of weights, boxes or units", title=" ".join(own))
+        own = " ".join(conditions(run))
+        mark = Markup('<span title="{}">own choice of weights, boxes or units</span>').format(own)
         cells = [
-            tag("th", model, mark if own else None, scope="row"),
-            tag("td", name(run.data, 30), class_="text"),
-            number_cell(f"{len(run):,}", float(len(run))),
-            number_cell(
-                tag("a", show(run.threat.eps), href=f"runs/{pages[k]}.html"), run.threat.eps
-            ),
-            number_cell(percent(run.clean), run.clean),
+            Cell(_link(links[run.name], name(run.name, 40)), None, [mark if own else ""], "head"),
+            Cell(name(run.data, 30), kind="text"),
+            Cell(f"{len(run):,}", float(len(run))),
+            Cell(_link(f"runs/{pages[k]}.html", show(run.threat.eps)), run.threat.eps),
+            Cell(percent(run.clean), run.clean),
         ]
-        rows.append(tag("tr", cells, _figures(run)))
+        rows.append([*cells, *_figures(run)])
     heads = _heads(["Model", "Data", "N", "eps", "Clean"])
-    return table(f"Ranked by attacked accuracy over Omega_1; {title}", heads, rows, title)
+    return Table(f"Ranked by attacked accuracy over Omega_1; {title}", heads, rows, title)
 
 
 def _rank(run: Evaluation) -> float:
@@ -294,86 +283,50 @@ def _model_page(model: str, runs: Sequence[tuple[Evaluation, str, Standing]]) ->
     rows = []
     commands = []
     for run, slug, known in runs:
-        link = tag(
-            "a", f"l{run.threat.norm:g}, eps {show(run.threat.eps)}", href=f"../runs/{slug}.html"
-        )
+        threat = f"l{run.threat.norm:g}, eps {show(run.threat.eps)}"
         cells = [
-            tag("th", link, scope="row"),
-            tag("td", name(run.data, 30), class_="text"),
-            number_cell(f"{len(run):,}", float(len(run))),
-            number_cell(percent(run.clean), run.clean),
+            Cell(_link(f"../runs/{slug}.html", threat), kind="head"),
+            Cell(name(run.data, 30), kind="text"),
+            Cell(f"{len(run):,}", float(len(run))),
+            Cell(percent(run.clean), run.clean),
         ]
-        rows.append(tag("tr", cells, _figures(run)))
-        way = again(run)
-        commands += [tag("p", text) for text in (known.text, *conditions(run))]
-        commands.append(tag("pre", tag("code", way.command)))
-        if way.supply:
-            commands.append(tag("ul", [tag("li", text) for text in way.supply]))
-    heads = _heads(["Norm", "Data", "N", "Clean"])
-    figures = table("Both sides in every norm", heads, rows, "Both sides in every norm")
+        rows.append([*cells, *_figures(run)])
+        commands.append(((known.text, *conditions(run)), again(run)))
+    figures = Table("Both sides in every norm", _heads(["Norm", "Data", "N", "Clean"]), rows)
     weights = next(
         (run.info["model"].get("weights") for run, _, _ in runs if "model" in run.info), None
     )
-    head = Html(
-        tag("h1", name(model))
-        + tag("p", tag("a", "All networks", href="../index.html"), class_="lead")
+    verify = render("verify.html.j2", commands=commands, weights=weights or "unknown")
+    norms = "A norm leads to its sandwich, its known shifts and its samples."
+    head = Markup("<h1>{}</h1>{}").format(
+        name(model), said(_link("../index.html", "All networks"), "lead")
     )
-    lead = (
-        "In the folder that holds the run: samples, predictions, flips, budgets and curves are "
-        "computed again from the stored points. --radii proves the radii again, too, which takes "
-        "as long as the run. Words in capital letters are yours to supply: a command that names a "
-        "stranger's code or files would run them."
-    )
-    return document(
-        f"{model[:60]} · wassail",
-        head,
-        [("figures", "Figures"), ("verify", "Verify")],
-        section(
-            "figures",
-            "Figures",
-            figures,
-            lead="A norm leads to its sandwich, its known shifts and its samples.",
-        ),
-        section(
-            "verify",
-            "Verify it yourself",
-            commands,
-            tag("p", "Weights: sha256 ", weights or "unknown"),
-            lead=lead,
-        ),
-        wide=True,
-    )
+    sections = [
+        ("figures", "Figures", Panel([figures], norms)),
+        ("verify", "Verify it yourself", Panel([verify], VERIFY)),
+    ]
+    return document(f"{model[:60]} · wassail", head, sections, wide=True)
 
 
-def _published(lines: Sequence[Published]) -> Html:
+def _published(lines: Sequence[Published]) -> Panel:
     rows = []
     for line in lines:
         cells = [
-            tag("th", name(line.name, 50), scope="row"),
-            tag("td", name(line.architecture, 30), class_="text"),
-            tag("td", line.data, class_="text"),
-            tag("td", f"l{line.norm:g}, {show(line.eps)}", class_="text"),
-            number_cell(f"{line.clean:.2f}", line.clean),
+            Cell(name(line.name, 50), kind="head"),
+            Cell(name(line.architecture, 30), kind="text"),
+            Cell(line.data, kind="text"),
+            Cell(f"l{line.norm:g}, {show(line.eps)}", kind="text"),
+            Cell(f"{line.clean:.2f}", line.clean),
         ]
-        cells += [
-            number_cell(f"{line.attacked[order]:.2f}", line.attacked[order])
-            if order in line.attacked
-            else number_cell("–", None)
-            for order in ORDERS
-        ]
-        cells.append(tag("td", "checkpoint not available here", class_="text"))
-        rows.append(tag("tr", cells))
-    heads: list[object] = ["Model", "Architecture", "Data", "Threat", "Clean"]
+        for order in ORDERS:
+            value = line.attacked.get(order)
+            cells.append(Cell("–" if value is None else f"{value:.2f}", value))
+        rows.append([*cells, Cell(MISSING, kind="text")])
+    heads = ["Model", "Architecture", "Data", "Threat", "Clean"]
     heads += [f"Attacked, p = {spell(order)}" for order in ORDERS]
-    heads.append("Measured here")
     lead = (
         "The models of the paper's Table 1 with the figures that it publishes, in %: WDA++ over "
         "Omega_1 and Omega_2, AutoAttack over Omega_inf. Nothing of them was measured or certified "
         "here."
     )
-    return section(
-        "published",
-        "Published, not measured here",
-        table("The paper's Table 1", heads, rows, "The paper's Table 1"),
-        lead=lead,
-    )
+    return Panel([Table("The paper's Table 1", [*heads, "Measured here"], rows)], lead)

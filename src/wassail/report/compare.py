@@ -17,27 +17,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from markupsafe import Markup
 
 from wassail.errors import InputError
 from wassail.evaluation.intervals import compare, same_task
-from wassail.report.drawing import plot
+from wassail.report.drawing import USUAL, plot
 from wassail.report.html import (
-    Html,
+    Cell,
+    Head,
+    Panel,
+    Table,
     attacked_percent,
     document,
+    interval_text,
     name,
-    number_cell,
     percent,
     proved,
-    save,
-    section,
+    render,
+    said,
     spell,
-    table,
-    tag,
 )
 from wassail.report.panels import unverified
 from wassail.report.scatter import scatter
 from wassail.threat import Threat, show
+from wassail.writing import save
 
 if TYPE_CHECKING:
     from wassail.evaluation.run import Evaluation
@@ -50,7 +53,7 @@ def write_comparison(runs: Sequence[Evaluation], path: str | PathLike[str]) -> P
     something else in each. The first run of each is the baseline: the others on the same samples
     are compared with it, sample by sample.
     """
-    return save(comparison(runs), path)
+    return save(path, comparison(runs))
 
 
 def comparison(runs: Sequence[Evaluation]) -> str:
@@ -63,26 +66,15 @@ def comparison(runs: Sequence[Evaluation]) -> str:
         own = run.boxes is not None
         key = (run.threat.norm, run.threat.domain, own, *_shape(run), run.words.kept)
         groups.setdefault(key, []).append(run)
-    parts = [_group(f"group-{place}", group) for place, group in enumerate(groups.values(), 1)]
-    contents = [(f"group-{place}", _title(group)) for place, group in enumerate(groups.values(), 1)]
-    lead = (
-        "Accuracy under the worst distribution within a Wasserstein ball of the data: at most "
-        "the attacked figure, at least "
-        "the certified one."
+    sections = [
+        (f"group-{place}", f"Leaderboard: {_title(group)}", _group(f"group-{place}", group))
+        for place, group in enumerate(groups.values(), 1)
+    ]
+    title = f"{len(runs)} run{'s' if len(runs) > 1 else ''} compared"
+    head = render(
+        "compare.html.j2", title=title, apart=len(groups) > 1, unverified=unverified(None)
     )
-    apart = (
-        "The runs are for different norms, boxes, kinds of samples or tasks. A budget or a figure "
-        "is another quantity in each, so each has its own table; do not rank across them."
-        if len(groups) > 1
-        else None
-    )
-    head = Html(
-        tag("h1", f"{len(runs)} run{'s' if len(runs) > 1 else ''} compared")
-        + tag("p", lead, class_="lead")
-        + unverified(None)
-        + (tag("p", apart, class_="headline") if apart else Html(""))
-    )
-    return document(f"{len(runs)} runs compared · wassail", head, contents, *parts, wide=True)
+    return document(f"{title} · wassail", head, sections, wide=True)
 
 
 def told_apart(runs: Sequence[Evaluation]) -> list[Evaluation]:
@@ -104,7 +96,7 @@ def told_apart(runs: Sequence[Evaluation]) -> list[Evaluation]:
     return found
 
 
-def _group(identifier: str, runs: Sequence[Evaluation]) -> Html:
+def _group(identifier: str, runs: Sequence[Evaluation]) -> Panel:
     """The table and the curves of the runs with one norm, one box and one shape of samples."""
     baseline = runs[0]
     # One column for one order and eps: a run that was not evaluated there has the figure on its
@@ -112,49 +104,39 @@ def _group(identifier: str, runs: Sequence[Evaluation]) -> Html:
     threats = list(dict.fromkeys(threat for run in runs for threat in run.threats))
     ranked = sorted(runs, key=lambda run: -_attacked(run, threats[0]))
     drawn = [run for run in runs if len(run)]
-    heads: list[object] = ["#", _head("Model", text=True), _head("Data", text=True), "N", "Clean"]
+    heads: list[str | Head] = ["#", Head("Model", text=True), Head("Data", text=True), "N", "Clean"]
     for threat in threats:
-        heads += [_head("Attacked", _short(threat)), _head("Certified", _short(threat))]
-        heads += (
-            [_head("Difference to the baseline", _short(threat))] if threat is threats[0] else []
-        )
-    heads.append(_head("Worst finding", text=True))
+        heads += [Head("Attacked", _short(threat)), Head("Certified", _short(threat))]
+        if threat is threats[0]:
+            heads.append(Head("Difference to the baseline", _short(threat)))
+    heads.append(Head("Worst finding", text=True))
     rows = [
         _row(rank, _key(drawn, run), run, baseline, threats) for rank, run in enumerate(ranked, 1)
     ]
-    remarks = _remarks(runs, threats)
     share = baseline.words.share
     caption = f"Ranked by attacked {share} at {_short(threats[0])}; {baseline.setting}"
-    orders = sorted({*(order for run in runs for order in run.orders), 1.0, 2.0, math.inf})
-    curves = None
-    if drawn:
-        legend = tag(
-            "ul",
-            [tag("li", _key(drawn, run), " on ", name(run.data, 40)) for run in drawn],
-            class_="legend",
-        )
-        curves = plot(
-            identifier,
-            drawn,
-            orders,
-            f"attacked {share} of every run against eps",
-            legend,
-            _reading(drawn),
-            overlay=True,
-        )
-    note = (
-        "Thick lines: attacked. Thin lines of the same colour: certified, where the run has radii."
-    )
-    return section(
+    board = Table(caption, heads, rows, f"Leaderboard, {baseline.setting}")
+    remarks = [said(remark, "note") for remark in _remarks(runs, threats)]
+    dots = scatter(runs, threats[0])
+    picture = None if dots is None else render("drawn.html.j2", picture=dots)
+    curves = _all_curves(identifier, drawn) if drawn else None
+    return Panel([*remarks, board, picture, curves])
+
+
+def _all_curves(identifier: str, runs: Sequence[Evaluation]) -> object:
+    """The curves of all runs on top of each other."""
+    keys = [(_key(runs, run), run.data) for run in runs]
+    orders = sorted({*(order for run in runs for order in run.orders), *USUAL})
+    shown = plot(
         identifier,
-        f"Leaderboard: {_title(runs)}",
-        [tag("p", remark, class_="note") for remark in remarks],
-        table(caption, heads, rows, f"Leaderboard, {baseline.setting}"),
-        scatter(runs, threats[0], lambda run: run.name),
-        tag("h3", "All curves"),
-        tag("p", note, class_="lead"),
-        curves,
+        runs,
+        orders,
+        f"attacked {runs[0].words.share} of every run against eps",
+        render("compare_legend.html.j2", keys=keys),
+        render("compare_reading.html.j2", keys=[key for key, _ in keys]),
+        overlay=True,
     )
+    return render("compare_curves.html.j2", plot=shown)
 
 
 def _shape(run: Evaluation) -> tuple[object, ...]:
@@ -167,16 +149,6 @@ def _title(runs: Sequence[Evaluation]) -> str:
     names = {run.data for run in runs}
     task = "" if runs[0].criterion is None else f", {runs[0].words.kept}"
     return runs[0].setting + task + (f", {names.pop()[:40]}" if len(names) == 1 else "")
-
-
-def _head(title: str, above: str = "", *, text: bool = False) -> Html:
-    return tag(
-        "th",
-        tag("small", above) if above else None,
-        title,
-        scope="col",
-        class_="text" if text else None,
-    )
 
 
 def _short(threat: Threat) -> str:
@@ -221,48 +193,43 @@ def same_samples(a: Evaluation, b: Evaluation) -> bool:
 
 
 def _row(
-    rank: int, key: Html, run: Evaluation, baseline: Evaluation, threats: Sequence[Threat]
-) -> Html:
+    rank: int, key: Markup, run: Evaluation, baseline: Evaluation, threats: Sequence[Threat]
+) -> list[Cell]:
     cells = [
-        number_cell(rank, float(rank)),
-        tag("th", key, scope="row"),
-        tag("td", name(run.data, 40), class_="text"),
-        number_cell(f"{len(run):,}", float(len(run))),
-        number_cell((percent(run.clean), _small(*run.clean_interval)), run.clean),
+        Cell(rank, float(rank)),
+        Cell(key, kind="head"),
+        Cell(name(run.data, 40), kind="text"),
+        Cell(f"{len(run):,}", float(len(run))),
+        Cell(percent(run.clean), run.clean, [interval_text(run.clean_interval)]),
     ]
+    nothing = (math.nan, math.nan)
     for threat in threats:
         certified, attacked = run.curve(threat.order)(threat.eps)
         mark = "" if threat in run.threats else " †"
-        low, high = next(
-            (row.interval for row in run.best if row.threat == threat), (math.nan, math.nan)
-        )
-        cells += [
-            number_cell((attacked_percent(attacked) + mark, _small(low, high)), attacked),
-            number_cell("–", None)
-            if run.radii is None
-            else number_cell(proved(certified) + mark, certified),
-        ]
-        cells += [_difference(run, baseline, threat)] if threat is threats[0] else []
-    cells.append(_finding(run))
-    return tag("tr", cells)
+        interval = next((row.interval for row in run.best if row.threat == threat), nothing)
+        cells.append(Cell(attacked_percent(attacked) + mark, attacked, [interval_text(interval)]))
+        known = run.radii is not None
+        cells.append(Cell(proved(certified) + mark, certified) if known else Cell("–"))
+        if threat is threats[0]:
+            cells.append(_difference(run, baseline, threat))
+    return [*cells, _finding(run)]
 
 
-def _difference(run: Evaluation, baseline: Evaluation, threat: Threat) -> Html:
+def _difference(run: Evaluation, baseline: Evaluation, threat: Threat) -> Cell:
     """The paired difference to the baseline, in points, with its 95 % interval and p-value."""
     if run is baseline:
-        return number_cell("baseline", 0.0)
+        return Cell("baseline", 0.0)
     if not same_samples(run, baseline) or not len(run):
-        return number_cell("other samples", None)
+        return Cell("other samples")
     found = compare(run, baseline, threat)
     low, high = found.interval
-    text = f"{100 * found.difference:+.2f}"
     more = f"{100 * low:+.2f} to {100 * high:+.2f}, p = {found.p_value:.2g}"
     low, high = found.guaranteed
-    proof = tag("small", "proved for all inputs") if low > 0 or high < 0 else None
-    return number_cell((text, tag("small", more), proof), found.difference)
+    proof = "proved for all inputs" if low > 0 or high < 0 else ""
+    return Cell(f"{100 * found.difference:+.2f}", found.difference, [more, proof])
 
 
-def _finding(run: Evaluation) -> Html:
+def _finding(run: Evaluation) -> Cell:
     """The first warning, or the first note, or that there is neither."""
     loud = [
         finding
@@ -271,61 +238,13 @@ def _finding(run: Evaluation) -> Html:
         if finding.level == level
     ]
     if not loud:
-        return tag("td", "✓ in order" if run.findings else "–", class_="text")
-    more = f" and {len(loud) - 1} more" if len(loud) > 1 else None
-    return tag(
-        "td",
-        "⚠ " if run.warnings else "note: ",
-        name(loud[0].text, 60),
-        tag("small", more) if more else None,
-        class_="text",
-    )
+        return Cell("✓ in order" if run.findings else "–", kind="text")
+    more = f" and {len(loud) - 1} more" if len(loud) > 1 else ""
+    text = Markup("{}{}").format("⚠ " if run.warnings else "note: ", name(loud[0].text, 60))
+    return Cell(text, small=[more], kind="text")
 
 
-def _small(low: float, high: float) -> Html | None:
-    """The interval under its figure."""
-    return None if math.isnan(low) else tag("small", f"{100 * low:.2f} – {100 * high:.2f}")
-
-
-def _key(drawn: Sequence[Evaluation], run: Evaluation) -> Html:
+def _key(drawn: Sequence[Evaluation], run: Evaluation) -> Markup:
     """The run's line in the plot, if it has one, and its name."""
     place = next((place for place, other in enumerate(drawn) if other is run), None)
-    picture = None
-    if place is not None:
-        line = tag(
-            "line",
-            class_=f"line run run-{place % 6} dash-{place // 6 % 4}",
-            x1="0",
-            y1="5",
-            x2="30",
-            y2="5",
-        )
-        picture = tag("svg", line, viewBox="0 0 30 10", aria_hidden="true")
-    return tag("span", picture, tag("span", name(run.name, 60)), class_="key")
-
-
-def _reading(runs: Sequence[Evaluation]) -> Html:
-    """The figures of every run at the eps of the slider: filled in by the script."""
-    rows = []
-    for place, run in enumerate(runs):
-        figures = [
-            tag("td", tag("data", value="", data_read=f"{place}:{side}"))
-            for side in ("certified", "attacked", "gap")
-        ]
-        rows.append(tag("tr", tag("th", _key(runs, run), scope="row"), figures))
-    heads = [
-        tag("th", head, scope="col")
-        for head in ("Model", "Certified, at least", "Attacked, at most", "Not known")
-    ]
-    caption = tag("caption", "At eps ", tag("b", data_eps=True))
-    inside = tag(
-        "table", caption, tag("thead", tag("tr", heads)), tag("tbody", rows), class_="readings"
-    )
-    return tag(
-        "div",
-        inside,
-        class_="sideways",
-        tabindex="0",
-        role="region",
-        aria_label="Figures at the chosen eps",
-    )
+    return render("key.html.j2", place=place, text=name(run.name, 60))

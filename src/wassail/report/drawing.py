@@ -1,31 +1,289 @@
-"""Plots for the page: data for the script, a still picture without it."""
+"""Pictures of the pages and of exported figures, drawn once as marks.
+
+A page shows a picture as SVG that its style colours, so that both themes fit. A file has the
+colours inside: SVG without any library, PDF and PNG by matplotlib from the same marks. `page.js`
+draws the curves that move.
+"""
 
 from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
+from markupsafe import Markup
 from torch import Tensor
 
-from wassail.report.html import LONG, Html, data_block, percent, short, spell, tag
-from wassail.threat import Threat, show
+from wassail.plots import figure_of, own_style
+from wassail.report.html import LONG, data_block, percent, render, spell, visible
+from wassail.threat import Groups, Threat, show
 from wassail.transport.curve import RiskCurve
 
 if TYPE_CHECKING:
     from wassail.evaluation.run import Evaluation
 
-Place: TypeAlias = "Callable[[float, float], tuple[float, float]]"  # of eps and accuracy
-LABEL_ROOM = 12  # pixels between the names of two landmarks; the others are marks only
+Point: TypeAlias = tuple[float, float]
+USUAL = (1.0, 2.0, math.inf)
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+LABEL_ROOM = 12  # pixels between the names of two landmarks
+STRIP = 88  # pixels above the axes for the names of landmarks
+LETTER, LINE_HEIGHT = 7.5, 15.0  # size of a letter beside a dot, in pixels, with some room
 MEANING = {
     1.0: "Order 1: the mean distance over all samples is at most eps. Few samples may move far.",
     2.0: "Order 2: the root mean square distance over all samples is at most eps.",
     math.inf: "Order ∞: every sample may move by eps, the point-wise threat of AutoAttack and "
     "RobustBench.",
 }
+# Okabe and Ito's colours as in the light theme of page.css.
+INK = {
+    "certified": "#0072b2",
+    "attacked": "#d55e00",
+    "band": "#d9d6cf",
+    "rule": "#ece8e1",
+    "axis": "#585d66",
+    "cursor": "#1c1e22",
+    "strong": "#1c1e22",
+    "landmark": "#1c1e22",
+    "run-0": "#0072b2",
+    "run-1": "#d55e00",
+    "run-2": "#007a5a",
+    "run-3": "#a84f80",
+    "run-4": "#8a6200",
+    "run-5": "#1c1e22",
+}
+SOFT = "#585d66"
+DASHES = {"cursor": (3, 3), "dash-1": (8, 4), "dash-2": (2, 3), "dash-3": (10, 3, 2, 3)}
+MOST_GROUPS = 40  # that a page recomputes
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A line, path, rectangle, circle or text of a picture.
+
+    Args:
+        element: of SVG.
+        kind: classes, which the style colours.
+        at: attributes.
+        text: of a text.
+        title: what is shown where the pointer rests.
+    """
+
+    element: str
+    kind: str
+    at: Mapping[str, object]
+    text: str = ""
+    title: str = ""
+
+    @property
+    def look(self) -> dict[str, object]:
+        """Colours and widths for a file, which has no style of a page."""
+        words = self.kind.split()
+        colour = next((INK[word] for word in words if word in INK), SOFT)
+        if self.element == "text":
+            weight = 600 if "strong" in words else 400
+            size = 10 if "landmark" in words else 12
+            return {"fill": colour, "font-size": size, "font-weight": weight}
+        if "area" in words:
+            return {"fill": colour, "fill-opacity": 0.75 if "band" in words else 0.17}
+        if "landmark" in words and self.element == "path":
+            return {"fill": colour}
+        width = {"proved": 1.3, "line": 2.2}
+        thick = next((width[word] for word in width if word in words), 1.0)
+        found: dict[str, object] = {"fill": "none", "stroke": colour, "stroke-width": thick}
+        dash = next((DASHES[word] for word in words if word in DASHES), None)
+        return found if dash is None else found | {"stroke-dasharray": " ".join(map(str, dash))}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Marks on a ground of a size in pixels.
+
+    Args:
+        width: in pixels.
+        height: in pixels.
+        label: what a screen reader says.
+        marks: in the order in which they are drawn.
+    """
+
+    width: float
+    height: float
+    label: str
+    marks: Sequence[Mark]
+
+    def __html__(self) -> Markup:
+        return render("picture.svg.j2", it=self, alone=False)
+
+    def svg(self) -> str:
+        """A file of its own, in the colours of the light theme."""
+        return render("picture.svg.j2", it=self, alone=True)
+
+    def paint(self, file: IO[bytes], kind: str) -> None:
+        """Write the picture as "pdf" or "png", by matplotlib.
+
+        Args:
+            file: to write to.
+            kind: "pdf" or "png".
+        """
+        with own_style():
+            made = figure_of(self.width / 72, self.height / 72)
+            made.set_layout_engine("none")
+            axes = made.add_axes((0, 0, 1, 1))
+            axes.set(xlim=(0, self.width), ylim=(self.height, 0))
+            axes.set_axis_off()
+            for mark in self.marks:
+                _paint(axes, mark)
+            metadata = {"CreationDate": None} if kind == "pdf" else {}
+            made.savefig(file, format=kind, dpi=200, metadata=metadata)
+
+
+def _paint(axes: Any, mark: Mark) -> None:
+    """One mark on matplotlib's axes, whose unit is a pixel of the picture."""
+    look = mark.look
+    at = mark.at
+    stroke: dict[str, Any] = {"color": look.get("stroke"), "lw": look.get("stroke-width")}
+    dash = str(look.get("stroke-dasharray", ""))
+    if dash:
+        lengths = tuple(float(part) / float(stroke["lw"]) for part in dash.split())
+        stroke["ls"] = (0, lengths)
+    if mark.element == "text":
+        anchor = {"end": "right", "middle": "center"}.get(str(at.get("text-anchor")), "left")
+        axes.text(
+            at["x"],
+            at["y"],
+            mark.text.replace("$", r"\$"),
+            color=look["fill"],
+            fontsize=look["font-size"],
+            weight=look["font-weight"],
+            ha=anchor,
+            va="baseline",
+            rotation=90 if "transform" in at else 0,
+            rotation_mode="anchor",
+        )
+    elif mark.element == "line":
+        axes.plot([at["x1"], at["x2"]], [at["y1"], at["y2"]], **stroke)
+    else:
+        corners = [part.split() for part in str(at["d"]).strip("MZ").split("L")]
+        x, y = zip(*((float(a), float(b)) for a, b in corners))
+        if look["fill"] == "none":
+            axes.plot(x, y, **stroke)
+        else:
+            axes.fill(x, y, color=look["fill"], alpha=look.get("fill-opacity", 1.0), lw=0)
+
+
+def _round(value: object) -> object:
+    """A number with at most two digits after the point."""
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
+
+
+def line_mark(kind: str, x1: float, y1: float, x2: float, y2: float) -> Mark:
+    """A straight line."""
+    ends = {"x1": x1, "y1": y1, "x2": x2, "y2": y2}
+    return Mark("line", kind, {key: _round(value) for key, value in ends.items()})
+
+
+def label_mark(
+    x: float, y: float, text: str, anchor: str, kind: str = "", turned: bool = False
+) -> Mark:
+    """A text; turned: it is read upwards."""
+    at = {"x": _round(x), "y": _round(y), "text-anchor": anchor}
+    if turned:
+        at["transform"] = f"rotate(-90 {_round(x)} {_round(y)})"
+    return Mark("text", kind, at, visible(text))
+
+
+def rect_mark(kind: str, x: float, y: float, width: float, height: float) -> Mark:
+    """A rectangle."""
+    size = {"x": x, "y": y, "width": width, "height": height}
+    return Mark("rect", kind, {key: _round(value) for key, value in size.items()})
+
+
+def path_mark(kind: str, points: Iterable[Point], closed: bool = False, title: str = "") -> Mark:
+    """Straight lines from point to point."""
+    d = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points) + ("Z" if closed else "")
+    return Mark("path", kind, {"d": d}, title=visible(title))
+
+
+def dot_mark(kind: str, x: float, y: float, title: str) -> Mark:
+    """A dot that says what it is."""
+    return Mark("circle", kind, {"cx": f"{x:.1f}", "cy": f"{y:.1f}", "r": 4}, title=visible(title))
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Accuracies from 0 to 100 % upward against something to the right.
+
+    Args:
+        end: where the axis to the right ends.
+        width: of the picture, in pixels; and so on.
+        height: of the picture.
+        left: of the axes.
+        right: of the axes.
+        top: of the axes.
+        bottom: of the axes.
+    """
+
+    end: float
+    width: float = 720
+    height: float = 300
+    left: float = 44
+    right: float = 700
+    top: float = 12
+    bottom: float = 256
+
+    def at(self, value: float, share: float) -> Point:
+        """The place of a value and an accuracy."""
+        x = self.left + (self.right - self.left) * value / self.end
+        return x, self.bottom - (self.bottom - self.top) * share
+
+    def frame(self, marks: Sequence[tuple[float, str]], below: str) -> list[Mark]:
+        """Rules for accuracies, and the axis below with marks and what it is."""
+        parts = []
+        for share in SHARES:
+            y = self.at(0, share)[1]
+            parts.append(line_mark("rule", self.left, y, self.right, y))
+            parts.append(label_mark(self.left - 6, y + 4, f"{100 * share:g}", "end"))
+        for place, (value, text) in enumerate(marks):
+            x = self.at(value, 0)[0]
+            parts.append(line_mark("axis", x, self.bottom, x, self.bottom + 5))
+            minor = "minor" if place % 2 else ""  # not shown on a phone
+            parts.append(label_mark(x, self.bottom + 18, text, "middle", minor))
+        parts.append(line_mark("axis", self.left, self.bottom, self.right, self.bottom))
+        middle = (self.left + self.right) / 2
+        return [*parts, label_mark(middle, self.height - 6, below, "middle")]
+
+    def labels(self, dots: Sequence[tuple[float, float, str]]) -> list[Mark]:
+        """Names beside dots, none over another; one that finds no room is left to its title.
+
+        Args:
+            dots: place to the right, place downward, name.
+        """
+        taken = [(x - 6, y - 6, x + 6, y + 6) for x, y, _ in dots]
+        parts = []
+        for x, y, text in sorted(dots, key=lambda dot: (dot[1], dot[0])):
+            size = LETTER * len(text)
+            for step in (0, 1, -1, 2, -2, 3, -3, 4, -4):
+                for side in (1, -1) if x < (self.left + self.right) / 2 else (-1, 1):
+                    start = x + 8 if side > 0 else x - 8 - size
+                    low = y + LINE_HEIGHT * step - LINE_HEIGHT / 2
+                    box = (start, low, start + size, low + LINE_HEIGHT)
+                    inside = start > self.left and box[2] < self.width and low > 0
+                    if inside and box[3] < self.bottom and not any(_meet(box, o) for o in taken):
+                        break
+                else:
+                    continue
+                taken.append(box)
+                at = y + LINE_HEIGHT * step + 4
+                parts.append(label_mark(x + 8 * side, at, text, "start" if side > 0 else "end"))
+                break
+        return parts
+
+
+def _meet(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def axis_end(curves: Iterable[RiskCurve], mark: float) -> float:
@@ -37,271 +295,6 @@ def axis_end(curves: Iterable[RiskCurve], mark: float) -> float:
         bends = curve.breakpoints()[0]
         ends.append(1.05 * float(bends[int(0.97 * (len(bends) - 1))]))
     return max(ends)
-
-
-def plot(
-    identifier: str,
-    runs: Sequence[Evaluation],
-    orders: Sequence[float],
-    label: str,
-    legend: Html,
-    reading: Html,
-    *,
-    overlay: bool = False,
-) -> Html:
-    """The curves of runs with one norm and domain: drawn here for every order, switchable with the
-    script.
-
-    legend, reading: the key of the lines, and where the script writes the figures at an eps;
-    overlay: every run has its own colour for both sides, and no band is filled; otherwise there is
-    one run, and each side has its colour.
-    """
-    threat = runs[0].threat
-    ends = {order: axis_end([run.curve(order) for run in runs], threat.eps) for order in orders}
-    unit = unit_of(threat, max(ends.values()))
-    block = {
-        "norm": f"{threat.norm:g}",
-        "order": _javascript(threat.order),
-        "eps": threat.eps,
-        "unit": unit,
-        "overlay": overlay,
-        "orders": [(_javascript(order), end) for order, end in ends.items()],
-        "runs": [packed(run.curve(threat.order)) for run in runs],
-        "landmarks": [] if overlay else _landmarks(runs[0]),
-    }
-    radios = [
-        (
-            tag(
-                "input",
-                type="radio",
-                name=f"{identifier}-order",
-                id=f"{identifier}-order-{place}",
-                value=_javascript(order),
-                checked=order == threat.order,
-            ),
-            tag("label", spell(order), for_=f"{identifier}-order-{place}"),
-        )
-        for place, order in enumerate(orders)
-    ]
-    controls = tag(
-        "div",
-        tag("fieldset", tag("legend", "order p"), radios, class_="choice"),
-        tag(
-            "div",
-            tag("label", "eps", for_=f"{identifier}-slider"),
-            tag(
-                "input",
-                type="range",
-                id=f"{identifier}-slider",
-                min="0",
-                max="1000",
-                step="1",
-                value="0",
-            ),
-            tag(
-                "input",
-                type="text",
-                inputmode="decimal",
-                aria_label="eps as a number",
-                autocomplete="off",
-                spellcheck="false",
-            ),
-            class_="budget",
-        ),
-        _others_controls(identifier),
-        class_="controls",
-    )
-    meanings = [
-        tag("p", _meaning(order), class_="meaning", data_meaning=_javascript(order), hidden=True)
-        for order in orders
-    ]
-    canvas = tag("div", class_="canvas", data_label=label)
-    hint = (
-        "p is the order of the Wasserstein ball. Move eps with the slider, in the picture, or "
-        "by typing: 8/255 is understood. Labels may change, too, at a price each, and people be "
-        "missing, as long as the stated share is there."
-    )
-    live = tag(
-        "div",
-        controls,
-        tag("p", hint, class_="hint"),
-        meanings,
-        canvas,
-        reading,
-        class_="live",
-        hidden=True,
-    )
-    static = tag(
-        "div",
-        [still(runs, order, end, unit, overlay) for order, end in ends.items()],
-        class_="static",
-    )
-    figure = tag("figure", live, static, legend, class_="plot", data_plot=f"{identifier}-data")
-    return Html(figure + data_block(f"{identifier}-data", block))
-
-
-def _others_controls(identifier: str) -> list[Html]:
-    """The price of a changed label and the least share of people, each a slider and a field."""
-    parts = []
-    for name, words, spoken in (
-        ("kappa", "label cost", "price of a changed label, or never"),
-        ("share", "share of people", "least share of people, in (0, 1]"),
-    ):
-        place = f"{identifier}-{name}"
-        slider = {"type": "range", "id": place, "min": "0", "max": "1000", "step": "1"}
-        parts.append(
-            tag(
-                "div",
-                tag("label", words, for_=place),
-                tag("input", **slider, value="1000", data_others=name),
-                tag(
-                    "input",
-                    type="text",
-                    aria_label=spoken,
-                    autocomplete="off",
-                    spellcheck="false",
-                    data_others=f"{name}-text",
-                ),
-                class_="budget",
-            )
-        )
-    return parts
-
-
-def _javascript(order: float) -> str:
-    return "Infinity" if order == math.inf else repr(order)
-
-
-def _meaning(order: float) -> str:
-    return MEANING.get(
-        order, f"Order {order:g}: the Wasserstein-{order:g} distance to the data is at most eps."
-    )
-
-
-def packed(curve: RiskCurve) -> dict[str, Any]:
-    """Both sides of a curve for the script: finite distances, sorted, and their masses unless
-    all are 1/N.
-    """
-    even = bool((curve.mu == curve.mu[:1]).all())
-
-    def side(distances: Tensor) -> dict[str, str | None]:
-        keep = torch.isfinite(distances) & (curve.mu > 0)
-        ordered, where = distances[keep].sort(stable=True)
-        return {"d": _floats(ordered), "w": None if even else _floats(curve.mu[keep][where])}
-
-    certified = None if curve.radii is None else side(curve.radii)
-    return {
-        "n": len(curve.mu),
-        "total": 1.0 if even else float(curve.mu.sum()),
-        "attacked": side(curve.distances),
-        "certified": certified,
-    }
-
-
-def _landmarks(run: Evaluation) -> list[dict[str, Any]]:
-    """The known shifts for the script: name, accuracy, eps by order, in the order of their eps."""
-    return [
-        {
-            "name": mark.name[:LONG],
-            "accuracy": mark.accuracy,
-            "eps": {_javascript(order): eps for order, eps in mark.eps.items()},
-        }
-        for mark in run.landmarks
-    ]
-
-
-def _still_landmarks(run: Evaluation, order: float, end: float, place: Place) -> list[Html]:
-    """A labelled mark for each known shift within the axes; names where there is room."""
-    inside = [mark for mark in run.landmarks if mark.eps.get(order, math.inf) <= end]
-    inside.sort(key=lambda mark: (mark.eps[order], mark.name))
-    parts = []
-    last = -math.inf
-    for mark in inside:
-        x, y = place(mark.eps[order], mark.accuracy)
-        text = f"{mark.name[:LONG]}: {percent(mark.accuracy)} at eps {show(mark.eps[order])}"
-        sides = f"M{x:.1f} {y - 4:.1f}l4 4l-4 4l-4 -4Z"
-        parts.append(tag("path", tag("title", text), class_="landmark", d=sides))
-        if x - last >= LABEL_ROOM:
-            last = x
-            turned = f"translate({x + 3:.1f} {y + 8:.1f}) rotate(90)"
-            parts.append(tag("text", mark.name[:24], class_="landmark", transform=turned))
-    return parts
-
-
-def _floats(values: Tensor) -> str:
-    return base64.b64encode(values.numpy().astype("<f8").tobytes()).decode()
-
-
-def still(
-    runs: Sequence[Evaluation], order: float, end: float, unit: int | None, overlay: bool
-) -> Html:
-    """The same picture without the script: one panel for an order.
-
-    Args:
-        runs: of one norm and domain.
-        order: Wasserstein order.
-        end: of the axis of eps.
-        unit: 255 where budgets are read in steps of 8 bits, else None.
-        overlay: every run has its own colour for both sides.
-    """
-    width = 360
-    height = 250
-    left = 40
-    top = 10
-    bottom = 212
-    right = width - 12
-
-    def px(eps: float) -> float:
-        return left + (right - left) * eps / end
-
-    def py(share: float) -> float:
-        return bottom - (bottom - top) * share
-
-    parts = []
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        parts.append(line_mark("rule", left, py(share), right, py(share)))
-        parts.append(label_mark(left - 6, py(share) + 4, f"{100 * share:g}", "end"))
-    for eps, text in ticks(end, unit, 4):
-        parts.append(line_mark("axis", px(eps), bottom, px(eps), bottom + 5))
-        parts.append(label_mark(px(eps), bottom + 18, text, "middle"))
-    parts.append(line_mark("axis", left, bottom, right, bottom))
-    below_axis = f"{runs[0].words.share} in % against eps"
-    parts.append(label_mark((left + right) / 2, height - 4, below_axis, "middle"))
-    where = np.linspace(0, end, 181).tolist()
-    for place, run in enumerate(runs):
-        curve = run.curve(order)
-        alone = not overlay
-        sides = list(zip(*(curve(eps) for eps in where)))
-        above, below = (
-            [(px(eps), py(share)) for eps, share in zip(where, side)] for side in reversed(sides)
-        )
-        tone = "" if alone else f" run run-{place % 6} dash-{place // 6 % 4}"
-        if curve.radii is not None:
-            if alone:
-                floor = [(float(right), float(bottom)), (float(left), float(bottom))]
-                parts.append(tag("path", class_="area certified", d=_path(below + floor)))
-                parts.append(tag("path", class_="area band", d=_path(above + below[::-1])))
-            parts.append(
-                tag(
-                    "path",
-                    class_="line certified" if alone else f"line proved{tone}",
-                    d=_path(below),
-                )
-            )
-        parts.append(
-            tag("path", class_="line attacked" if alone else f"line{tone}", d=_path(above))
-        )
-        if alone:
-            parts += _still_landmarks(run, order, end, lambda eps, share: (px(eps), py(share)))
-    head = f"Order {spell(order)}"
-    picture = tag(
-        "svg",
-        parts,
-        viewBox=f"0 0 {width} {height}",
-        role="img",
-        aria_label=f"{head}: {runs[0].words.share} against eps",
-    )
-    return tag("div", tag("h3", head), picture)
 
 
 def unit_of(threat: Threat, end: float) -> int | None:
@@ -328,30 +321,266 @@ def ticks(end: float, unit: int | None, most: int) -> list[tuple[float, str]]:
     ]
 
 
-def _path(points: Sequence[tuple[float, float]]) -> str:
-    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+# The curves of runs.
 
 
-def line_mark(kind: str, x1: object, y1: object, x2: object, y2: object) -> Html:
-    """A line of the picture."""
-    return tag("line", class_=kind, x1=short(x1), y1=short(y1), x2=short(x2), y2=short(y2))
+def still(
+    runs: Sequence[Evaluation], order: float, end: float, unit: int | None, overlay: bool
+) -> Markup:
+    """The curves without the script: one panel for an order, with its title.
+
+    Args:
+        runs: of one norm and domain.
+        order: Wasserstein order.
+        end: of the axis of eps.
+        unit: 255 where budgets are read in steps of 8 bits, else None.
+        overlay: every run has its own colour for both sides.
+    """
+    height, marks = _curves(runs, order, end, unit, overlay)
+    head = f"Order {spell(order)}"
+    drawn = Picture(360, height, f"{head}: {runs[0].words.share} against eps", marks)
+    return Markup("<div><h3>{}</h3>{}</div>").format(head, drawn)
 
 
-def label_mark(x: object, y: object, text: str, anchor: str, kind: str | None = None) -> Html:
-    """A text of the picture."""
-    return tag("text", text, x=short(x), y=short(y), text_anchor=anchor, class_=kind)
+def figure(runs: Sequence[Evaluation]) -> Picture:
+    """The curves of runs of one norm and domain as a figure for a paper: a panel for each order,
+    and the key of the lines.
+
+    Args:
+        runs: one run, with both sides in their colours; or several, each with its own.
+    """
+    overlay = len(runs) > 1
+    orders = sorted({order for run in runs for order in run.orders})
+    eps = runs[0].threat.eps
+    ends = {order: axis_end([run.curve(order) for run in runs], eps) for order in orders}
+    unit = unit_of(runs[0].threat, max(ends.values()))
+    marks: list[Mark] = []
+    bottom = 0.0
+    for place, order in enumerate(orders):
+        at = 360.0 * place
+        bottom, drawn = _curves(runs, order, ends[order], unit, overlay, at, 22)
+        spelled = "inf" if order == math.inf else f"{order:g}"
+        marks += [label_mark(at + 194, 14, f"order {spelled}", "middle", "strong"), *drawn]
+    keys = [("line attacked", "attacked: at most")]
+    if overlay:
+        keys = [(_tone(place), run.name[:60]) for place, run in enumerate(runs)]
+        keys.append(("line proved", "thin: certified"))
+    elif runs[0].radii is not None:
+        keys.append(("line certified", "certified: at least"))
+    across = max(len(orders), 1)
+    for place, (kind, text) in enumerate(keys):
+        x, y = 40 + 360.0 * (place % across), bottom + 16 + 18 * (place // across)
+        marks += [line_mark(kind, x, y - 4, x + 30, y - 4), label_mark(x + 38, y, text, "start")]
+    height = bottom + 14 + 18 * math.ceil(len(keys) / across)
+    return Picture(360.0 * across, height, f"{runs[0].words.share} against eps", marks)
 
 
-def rect_mark(
-    kind: str, x: object, y: object, width: object, height: object, **more: object
-) -> Html:
-    """A rectangle of the picture."""
-    return tag(
-        "rect",
-        class_=kind,
-        x=short(x),
-        y=short(y),
-        width=short(width),
-        height=short(height),
-        **more,
+def _tone(place: int) -> str:
+    return f"line run run-{place % 6} dash-{place // 6 % 4}"
+
+
+def _curves(
+    runs: Sequence[Evaluation],
+    order: float,
+    end: float,
+    unit: int | None,
+    overlay: bool,
+    at: float = 0.0,
+    above: float = 0.0,
+) -> tuple[float, list[Mark]]:
+    """The height and the marks of the curves of one order, `at` pixels to the right and `above`
+    pixels down.
+    """
+    named = [] if overlay else [m for m in runs[0].landmarks if m.eps.get(order, math.inf) <= end]
+    top = above + 10 + (STRIP if named else 0)
+    axes = Axes(end, at + 360, top + 240, at + 40, at + 348, top, top + 202)
+    parts = axes.frame(ticks(end, unit, 4), f"{runs[0].words.share} in % against eps")
+    where = np.linspace(0, end, 181).tolist()
+    for place, run in enumerate(runs):
+        curve = run.curve(order)
+        sides = list(zip(*(curve(eps) for eps in where)))
+        below, above_ = ([axes.at(eps, s) for eps, s in zip(where, side)] for side in sides)
+        tone = _tone(place)
+        if curve.radii is not None and not overlay:
+            floor = [(axes.right, axes.bottom), (axes.left, axes.bottom)]
+            parts.append(path_mark("area certified", [*below, *floor], closed=True))
+            parts.append(path_mark("area band", [*above_, *below[::-1]], closed=True))
+        if curve.radii is not None:
+            kind = tone.replace("line", "line proved") if overlay else "line certified"
+            parts.append(path_mark(kind, below))
+        parts.append(path_mark(tone if overlay else "line attacked", above_))
+    return axes.height, parts + _landmark_marks(axes, order, named)
+
+
+def _landmark_marks(axes: Axes, order: float, landmarks: Sequence[Any]) -> list[Mark]:
+    """A mark for each known shift; its name stands above the axes, where no curve is."""
+    inside = sorted(landmarks, key=lambda mark: (mark.eps[order], mark.name))
+    most = int((axes.right - axes.left) / LABEL_ROOM)
+    places = [axes.at(mark.eps[order], mark.accuracy) for mark in inside]
+    names = spread([x for x, _ in places[:most]], axes.right, LABEL_ROOM)
+    parts = []
+    for mark, (x, y), label in zip(inside, places, [*names, *[None] * len(inside)]):
+        text = f"{mark.name[:LONG]}: {percent(mark.accuracy)} at eps {show(mark.eps[order])}"
+        corners = [(x, y - 4), (x + 4, y), (x, y + 4), (x - 4, y)]
+        if label is not None:
+            parts.append(line_mark("rule", label, axes.top - 4, x, y - 4))
+            place = (label + 3, axes.top - 7)
+            parts.append(label_mark(*place, mark.name[:16], "start", "landmark", turned=True))
+        parts.append(path_mark("landmark", corners, closed=True, title=text))
+    return parts
+
+
+def spread(places: Sequence[float], end: float, room: float) -> list[float]:
+    """Places in their order, moved so that any two have room between them and none is past the
+    end.
+
+    Args:
+        places: sorted.
+        end: the last place there is.
+        room: between two of them.
+    """
+    found: list[float] = []
+    for x in places:
+        found.append(max(x, found[-1] + room) if found else x)
+    limit = end
+    for k in reversed(range(len(found))):
+        found[k] = min(found[k], limit)
+        limit = found[k] - room
+    return found
+
+
+def orders_picture(run: Evaluation) -> Picture:
+    """All three orders in one picture, both sides.
+
+    Args:
+        run: the evaluation.
+    """
+    end = max(axis_end([run.curve(order)], run.threat.eps) for order in USUAL)
+    axes = Axes(end)
+    below = f"{run.words.share} in % against eps"
+    parts = axes.frame(ticks(end, unit_of(run.threat, end), 8), below)
+    where = np.linspace(0, end, 121).tolist()
+    for place, order in enumerate(USUAL):
+        certified, attacked = zip(*(run.curve(order)(eps) for eps in where))
+        tone = f"run run-{place} dash-{place}"
+        sides = {f"line {tone}": attacked}
+        if run.radii is not None:
+            sides[f"line proved {tone}"] = certified
+        for kind, side in sides.items():
+            points = [axes.at(eps, height) for eps, height in zip(where, side)]
+            parts.append(path_mark(kind, points))
+    at = axes.at(run.threat.eps, 0)[0]
+    parts.append(line_mark("axis", at, axes.top, at, axes.bottom))
+    parts.append(label_mark(at + 4, axes.top + 10, f"eps {show(run.threat.eps)}", "start"))
+    label = f"{run.words.share} against eps for orders 1, 2 and infinity"
+    return Picture(axes.width, axes.height, label, parts)
+
+
+# The curves that move: data for the script.
+
+
+def plot(
+    identifier: str,
+    runs: Sequence[Evaluation],
+    orders: Sequence[float],
+    label: str,
+    legend: object,
+    reading: object,
+    *,
+    overlay: bool = False,
+) -> Markup:
+    """The curves of runs with one norm and domain: drawn here for every order, switchable with the
+    script.
+
+    legend, reading: the key of the lines, and where the script writes the figures at an eps;
+    overlay: every run has its own colour for both sides, and no band is filled; otherwise there is
+    one run, and each side has its colour.
+    """
+    threat = runs[0].threat
+    ends = {order: axis_end([run.curve(order) for run in runs], threat.eps) for order in orders}
+    unit = unit_of(threat, max(ends.values()))
+    groups = None if overlay else _groups(runs[0])
+    block = {
+        "norm": f"{threat.norm:g}",
+        "order": javascript(threat.order),
+        "eps": threat.eps,
+        "unit": unit,
+        "overlay": overlay,
+        "orders": [(javascript(order), end) for order, end in ends.items()],
+        "runs": [packed(run.curve(threat.order), groups) for run in runs],
+        "landmarks": [] if overlay else _landmarks(runs[0]),
+    }
+    return render(
+        "plot.html.j2",
+        id=identifier,
+        order=threat.order,
+        orders=[(order, javascript(order), _meaning(order)) for order in orders],
+        label=label,
+        legend=legend,
+        reading=reading,
+        stills=[still(runs, order, end, unit, overlay) for order, end in ends.items()],
+        grouped=groups is not None,
+        data=data_block(f"{identifier}-data", block),
     )
+
+
+def javascript(order: float) -> str:
+    """An order as JavaScript spells it."""
+    return "Infinity" if order == math.inf else repr(order)
+
+
+def _meaning(order: float) -> str:
+    return MEANING.get(
+        order, f"Order {order:g}: the Wasserstein-{order:g} distance to the data is at most eps."
+    )
+
+
+def _groups(run: Evaluation) -> Groups | None:
+    """The groups of a run whose weights the page lets change."""
+    groups: Groups | None = run.others.get("groups")
+    few = groups is not None and len(groups.names) <= MOST_GROUPS
+    return groups if few else None
+
+
+def packed(curve: RiskCurve, groups: Groups | None = None) -> dict[str, Any]:
+    """Both sides of a curve for the script: finite distances, sorted, and their masses unless
+    all are 1/N; with groups, the group of each of them.
+    """
+    even = bool((curve.mu == curve.mu[:1]).all())
+    places = None if groups is None else torch.tensor(groups.places, dtype=torch.float64)
+
+    def side(distances: Tensor) -> dict[str, str | None]:
+        keep = torch.isfinite(distances) & (curve.mu > 0)
+        ordered, where = distances[keep].sort(stable=True)
+        found = {"d": _floats(ordered), "w": None if even else _floats(curve.mu[keep][where])}
+        return found if places is None else found | {"g": _floats(places[keep][where])}
+
+    certified = None if curve.radii is None else side(curve.radii)
+    found: dict[str, Any] = {
+        "n": len(curve.mu),
+        "total": 1.0 if even else float(curve.mu.sum()),
+        "attacked": side(curve.distances),
+        "certified": certified,
+    }
+    if groups is not None and places is not None:
+        held = [curve.mu[places == place] for place in range(len(groups.names))]
+        masses = [math.fsum(mass.tolist()) for mass in held]
+        found["groups"] = {"low": groups.low, "high": groups.high, "mass": masses}
+        found["groups"]["size"] = [len(mass) for mass in held]
+    return found
+
+
+def _landmarks(run: Evaluation) -> list[dict[str, Any]]:
+    """The known shifts for the script: name, accuracy, eps by order, in the order of their eps."""
+    return [
+        {
+            "name": mark.name[:LONG],
+            "accuracy": mark.accuracy,
+            "eps": {javascript(order): eps for order, eps in mark.eps.items()},
+        }
+        for mark in run.landmarks
+    ]
+
+
+def _floats(values: Tensor) -> str:
+    return base64.b64encode(values.numpy().astype("<f8").tobytes()).decode()

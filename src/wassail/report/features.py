@@ -9,13 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wassail.report.html import Html, name, tag
-
 SHOWN = 5  # features of one sample, those that change most
 
 
-def changes(about: Mapping[str, Any], sample: Tensor, flip: Tensor) -> Html | None:
-    """`feature: before → after` for the features that change most, in original units.
+def changes(about: Mapping[str, Any], sample: Tensor, flip: Tensor) -> list[tuple[str, str, str]]:
+    """Feature, before and after for the features that change most, in original units.
 
     Args:
         about: what a run records of its data: `features`, perhaps `low` and `scale`.
@@ -25,19 +23,18 @@ def changes(about: Mapping[str, Any], sample: Tensor, flip: Tensor) -> Html | No
     names = about.get("features")
     size = sample.numel()
     if sample.ndim != 1 or not isinstance(names, Sequence) or len(names) != size:
-        return None
+        return []
     low = _numbers(about.get("low"), size, 0.0)
     scale = _numbers(about.get("scale"), size, 1.0)
     before = low + scale * sample.double()
     after = low + scale * flip.double()
     step = (flip.double() - sample.double()).abs()
     order = step.sort(descending=True, stable=True).indices[:SHOWN].tolist()
-    items = [
-        tag("li", name(str(names[i]), 40), f": {float(before[i]):.4g} → {float(after[i]):.4g}")
+    return [
+        (str(names[i]), f"{float(before[i]):.4g}", f"{float(after[i]):.4g}")
         for i in order
         if float(step[i]) > 0
     ]
-    return tag("ul", items, class_="detail") if items else None
 
 
 def feature_ranges(about: Mapping[str, Any], sample: Tensor) -> Tensor | None:

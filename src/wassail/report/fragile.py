@@ -15,19 +15,22 @@ from torch import Tensor
 
 from wassail.report.budget import class_name, way_name
 from wassail.report.features import changes, feature_ranges
-from wassail.report.html import BYTES, FOLDED, Html, length, name, section, tag
+from wassail.report.html import Panel, length, render
 from wassail.report.png import encode
 
 if TYPE_CHECKING:
     from wassail.evaluation.run import Evaluation
 
+# Of all pictures together before they are compressed, so that a page stays below two megabytes.
+BYTES = 1_250_000
+FOLDED = 64  # numbers from which a square number of them is shown as a square
 STRIP = 1024  # numbers that still make a readable strip
 SMOOTHED = 6  # pixels of a side from which a change in linf is averaged
 FEW = 3  # targets that are shown
 SEEN = 0.01  # of the largest change: less is called no move
 
 
-def fragile_panel(run: Evaluation, count: int) -> Html | None:
+def fragile_panel(run: Evaluation, count: int) -> Panel | None:
     """The samples with the nearest flips: sample, flip and their difference, enlarged."""
     order = run.distances.sort(stable=True)[1]
     chosen = [i for i in order.tolist() if 0 < float(run.distances[i]) < math.inf][:count]
@@ -48,34 +51,37 @@ def fragile_panel(run: Evaluation, count: int) -> Html | None:
             pair = (samples[place], flips[place])
             pair = pair if ranges is None else (pair[0] / ranges, pair[1] / ranges)
             pictures = _triple(fold(pair[0]), fold(pair[1]), low, high, size)
-        change = _change(run, i)
-        method = run.methods[int(run.found_by[i])] if run.methods else "unknown"
-        found = (f"distance {length(float(run.distances[i]))}, by ", name(method, 30))
-        moved = spread(flips[place] - samples[place])
-        lines = [
-            tag("p", found, class_="detail"),
-            tag("p", "id ", name(run.ids[i], 40), class_="detail"),
-            tag("p", moved, class_="detail"),
-            changes(run.info.get("data", {}), samples[place], flips[place]),
-        ]
-        items.append(tag("li", pictures, tag("p", change, class_="change"), lines))
+        before, after = _change(run, i)
+        items.append(
+            {
+                "pictures": pictures,
+                "before": before,
+                "after": after,
+                "distance": length(float(run.distances[i])),
+                "method": run.methods[int(run.found_by[i])] if run.methods else "unknown",
+                "id": run.ids[i],
+                "moved": spread(flips[place] - samples[place]),
+                "changes": changes(run.info.get("data", {}), samples[place], flips[place]),
+            }
+        )
     lead = (
         f"The {len(chosen)} correct samples with the nearest flips, the nearest first: "
         f"{_changes_text(run)} In the third picture grey is no change, and the change is enlarged "
         "by the factor "
         f"below it. {smoothed_text(size)}{note}"
     )
-    return section("fragile", "Most fragile samples", tag("ol", items, class_="samples"), lead=lead)
+    strips = bool(shape) and shape[0] == 1
+    return Panel([render("fragile.html.j2", items=items, strips=strips)], lead)
 
 
-def _change(run: Evaluation, i: int) -> tuple[object, ...]:
+def _change(run: Evaluation, i: int) -> tuple[object, object]:
     """What a flip changes: the class, or which way a prediction fails."""
     if run.criterion is None:
-        return class_name(run, int(run.y[i])), " → ", class_name(run, int(run.labels[i]))
+        return class_name(run, int(run.y[i])), class_name(run, int(run.labels[i]))
     assert run.targets is not None and run.outputs is not None
     wanted, said = run.criterion.wanted(run.targets)[i], run.outputs[i]
     told = f"{_few(wanted)}, predicted {_few(said)}"
-    return told, " → ", way_name(run, int(run.labels[i]))
+    return told, way_name(run, int(run.labels[i]))
 
 
 def _few(values: Tensor) -> str:
@@ -178,25 +184,24 @@ def spread(change: Tensor) -> str:
     return f"moved: {100 * moved:.0f} % of the numbers, {100 * whole:.0f} % by the most, {most:.3g}"
 
 
-def _triple(sample: Tensor, flip: Tensor, low: float, high: float, size: int) -> Html:
-    """Sample, flip and amplified difference as pictures side by side."""
+def _triple(
+    sample: Tensor, flip: Tensor, low: float, high: float, size: int
+) -> list[tuple[str, str, int, int]]:
+    """Sample, flip and amplified difference: word, picture, width and height of each."""
     change = smoothed((flip - sample).double(), size)
     largest = float(change.abs().max())
     factor = _factor(0.5 * (high - low) / largest) if largest > 0 else 1
     middle = (low + high) / 2 + factor * change
-    strips = sample.shape[-2] == 1
     word = "change" if size == 1 else "mean change"
     pictures = (
         ("sample", sample),
         ("flip", flip),
         (f"{word} ×{factor if factor < 1000 else f'{factor / 1000:g}k'}", middle),
     )
-    figures = []
-    for word, picture in pictures:
-        height, width = picture.shape[-2:]
-        image = tag("img", src=_uri(picture, low, high), alt=word, width=width, height=height)
-        figures.append(tag("figure", image, tag("figcaption", word)))
-    return tag("div", figures, class_="triple strips" if strips else "triple")
+    return [
+        (word, _uri(picture, low, high), picture.shape[-1], picture.shape[-2])
+        for word, picture in pictures
+    ]
 
 
 def _factor(most: float) -> int:

@@ -1,4 +1,8 @@
-"""HTML from parts that are always escaped."""
+"""What all pages share: jinja2 with every value escaped, tables, panels, numbers in words.
+
+Whatever has a method `__html__` is HTML already: a `Table`, a `Panel`, a picture, a `Markup` of
+markupsafe. Every other text is escaped by jinja2, and nothing in it stays hidden.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +12,19 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from html import escape
+from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
-from wassail import writing
-from wassail.threat import Threat, box_text, ceil_percent, floor_percent
+import jinja2
+from markupsafe import Markup
+
+from wassail.threat import ceil_percent, floor_percent, show
 
 LONG = 90  # characters of a name that are shown; the rest is in its title
-
-
 TITLE = 1000  # characters of a title
-
-
-# of all pictures together before they are compressed, so that a page stays below two megabytes
-BYTES = 1_250_000
-
-
-FOLDED = 64  # numbers from which a square number of them is shown as a square
-
-
 TALL = 20  # rows from which a table scrolls on its own
-
-
 # What would move or hide text around it: controls, bidirectional overrides, line and paragraph
 # separators.
 _UNSEEN = re.compile(
@@ -40,144 +32,190 @@ _UNSEEN = re.compile(
 )
 
 
-class Html(str):
-    """Text that is HTML already; every other string is escaped when it is put into a tag."""
-
-
-def tag(element: str, /, *children: object, **attributes: object) -> Html:
-    """`<element attribute="...">children</element>`, everything escaped that is not `Html`.
-
-    Attributes: a trailing `_` is dropped and `_` becomes `-`; None and False leave it out, True
-    leaves it empty. Children: lists are taken apart, None is nothing.
-    """
-    inside = "".join(_text(child) for child in children)
-    end = "" if element in {"img", "input", "meta"} else f"</{element}>"
-    return Html(f"<{element}{_attributes(attributes)}>{inside}{end}")
-
-
-def _text(child: object) -> str:
-    if child is None:
-        return ""
-    if isinstance(child, (list, tuple)):
-        return "".join(_text(one) for one in child)
-    return child if isinstance(child, Html) else escape(visible(str(child)))
-
-
-def _attributes(attributes: Mapping[str, object]) -> str:
-    kept = {
-        name.rstrip("_").replace("_", "-"): value
-        for name, value in attributes.items()
-        if value not in (None, False)
-    }
-    return "".join(
-        f" {name}" + ("" if value is True else f'="{escape(visible(str(value)))}"')
-        for name, value in kept.items()
-    )
-
-
 def visible(text: str) -> str:
     """The text with everything in it shown: controls and direction overrides as `⟨U+202E⟩`,
     lone surrogates as `?`.
     """
-    return (
-        _UNSEEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text)
-        .encode("utf-8", "replace")
-        .decode()
+    shown = _UNSEEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text)
+    return shown.encode("utf-8", "replace").decode()
+
+
+def render(template: str, **values: object) -> Markup:
+    """The text of a template in `templates/`, every value escaped that is not HTML already.
+
+    Args:
+        template: file name.
+        values: what the template names.
+    """
+    return Markup(_environment().get_template(template).render(values))
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("wassail.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_finalized,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+    made.filters |= {"name": name, "percent": percent, "proved": proved, "spell": spell}
+    made.filters |= {"attacked": attacked_percent, "share": share_text, "show": show}
+    return made
 
 
-def name(text: object, length: int = LONG) -> Html:
+def _finalized(value: object) -> object:
+    if value is None:
+        return ""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def name(text: object, length: int = LONG) -> Markup:
     """A name out of a run: isolated, so that its direction stays its own, and shortened with
     the whole of it as a title.
     """
     full = visible(str(text))
     if len(full) <= length:
-        return tag("bdi", full)
-    return tag(
-        "bdi", full[: length - 1] + "…", title=full[:TITLE] + ("…" if len(full) > TITLE else "")
-    )
+        return Markup("<bdi>{}</bdi>").format(full)
+    title = full[:TITLE] + ("…" if len(full) > TITLE else "")
+    return Markup('<bdi title="{}">{}</bdi>').format(title, full[: length - 1] + "…")
 
 
-def data_block(identifier: str, data: object) -> Html:
+def said(text: object, kind: str) -> Markup:
+    """A paragraph of a kind: "headline", "note", "lead"."""
+    shown = text if isinstance(text, Markup) else visible(str(text))
+    return Markup('<p class="{}">{}</p>').format(kind, shown)
+
+
+def data_block(identifier: str, data: object) -> Markup:
     """JSON for the script; `<`, `>`, `&` and the line separators of JavaScript are written as
     escapes.
     """
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))  # ASCII only
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    return tag("script", Html(text), type="application/json", id=identifier)
+    block = Markup('<script type="application/json" id="{}">{}</script>')
+    return block.format(identifier, Markup(text))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    Args:
+        text: what it shows.
+        sort: the number it is sorted by; None or NaN comes last.
+        small: lines below it.
+        kind: "number", "text", "head" (of its row) or "picture".
+    """
+
+    text: object
+    sort: float | None = None
+    small: Sequence[object] = ()
+    kind: str = "number"
+
+    @property
+    def key(self) -> str:
+        """The number it is sorted by, as text; empty where there is none."""
+        return "" if self.sort is None or math.isnan(self.sort) else repr(float(self.sort))
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head of a column.
+
+    Args:
+        title: what it shows.
+        above: a small line above that.
+        text: whether the column holds text.
+        fixed: whether the table cannot be sorted by it.
+    """
+
+    title: object
+    above: str = ""
+    text: bool = False
+    fixed: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A sortable table in a frame of its own, which scrolls where the page is too narrow.
+
+    Args:
+        caption: above the table.
+        heads: of the columns.
+        rows: cells.
+        label: what a screen reader calls it; default: the caption.
+        strong: how many of the first rows stand out.
+    """
+
+    caption: str
+    heads: Sequence[str | Head]
+    rows: Sequence[Sequence[Cell]]
+    label: str = ""
+    strong: int = 0
+
+    def __html__(self) -> Markup:
+        heads = [head if isinstance(head, Head) else Head(head) for head in self.heads]
+        return render("table.html.j2", it=self, heads=heads, tall=len(self.rows) > TALL)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The inside of a section.
+
+    Args:
+        parts: tables, pictures and other HTML as they are, texts as paragraphs; None is nothing.
+        lead: the first paragraph.
+    """
+
+    parts: Sequence[object]
+    lead: object = None
+
+    def __html__(self) -> Markup:
+        return render("panel.html.j2", it=self)
+
+    def __str__(self) -> str:
+        return self.__html__()
 
 
 def document(
     title: str,
     head: object,
-    contents: Sequence[tuple[str, str]],
-    *sections: object,
+    sections: Sequence[tuple[str, str, Panel]],
     wide: bool = False,
 ) -> str:
-    """A whole page: the policy that forbids the network, the style, the head line, the
-    sections, the script.
+    """A whole page: the policy that forbids the network, the style, the head, the sections, the
+    script.
+
+    Args:
+        title: of the window.
+        head: above the sections.
+        sections: key, title and inside of each.
+        wide: whether its tables are wide.
     """
-    style, script = (
-        files("wassail.report").joinpath(file).read_text("utf-8")
-        for file in ("page.css", "page.js")
+    room = files("wassail.report")
+    style = (room / "page.css").read_text("utf-8")
+    script = (room / "page.js").read_text("utf-8")
+    return render(
+        "page.html.j2",
+        title=title,
+        head=head,
+        sections=sections,
+        wide=wide,
+        style=Markup(style),
+        script=Markup(script),
+        style_hash=_digest(style),
+        script_hash=_digest(script),
     )
-    policy = (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
-        "img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    links = [tag("li", tag("a", text, href=f"#{anchor}")) for anchor, text in contents]
-    theme = tag("button", "Dark theme", class_="theme", type="button", hidden=True)
-    body = [
-        tag("a", "Skip to the results", class_="skip", href="#main"),
-        tag(
-            "header",
-            tag("div", "wassail", tag("span", " report"), class_="mark"),
-            theme,
-            class_="top",
-        ),
-        tag("nav", tag("ul", links), class_="contents", aria_label="Sections"),
-        tag("main", head, sections, id="main", tabindex="-1"),
-        tag("footer", "One file, no network. The same run writes the same bytes."),
-    ]
-    html = tag(
-        "html",
-        tag(
-            "head",
-            tag("meta", charset="utf-8"),
-            tag("meta", http_equiv="Content-Security-Policy", content=policy),
-            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-            tag("meta", name="referrer", content="no-referrer"),
-            tag("title", title),
-            tag("style", Html(style)),
-        ),
-        tag(
-            "body",
-            tag("div", body, class_="page wide" if wide else "page"),
-            tag("script", Html(script)),
-        ),
-        lang="en",
-    )
-    return f"<!DOCTYPE html>\n{html}\n"
 
 
 def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def save(text: str, path: str | PathLike[str]) -> Path:
-    """Write a page in one piece: it is there complete, or as it was before."""
-    return writing.save(path, text)
-
-
-def section(identifier: str, title: str, *children: object, lead: object = None) -> Html:
-    """A part of the page with its heading."""
-    heading = tag("h2", title, id=f"{identifier}-title")
-    inside = tag("p", lead, class_="lead") if lead is not None else None
-    return tag(
-        "section", heading, inside, children, id=identifier, aria_labelledby=f"{identifier}-title"
-    )
+# Numbers and names in words.
 
 
 def attacked_percent(share: float) -> str:
@@ -190,9 +228,26 @@ def percent(share: float) -> str:
     return "–" if math.isnan(share) else f"{100 * share:.2f}\u00a0%"
 
 
-def proved(share: float) -> str:
-    """A certified share as a percentage, rounded down."""
-    return "–" if math.isnan(share) else f"{floor_percent(share)}\u00a0%"
+def proved(share: float | None) -> str:
+    """A certified share as a percentage, rounded down; None where nothing is certified."""
+    none = share is None or math.isnan(share)
+    return "–" if share is None or none else f"{floor_percent(share)}\u00a0%"
+
+
+def proved_cell(share: float | None) -> Cell:
+    """A certified share, or None where nothing is certified."""
+    return Cell(proved(share), share)
+
+
+def interval_text(interval: tuple[float, float]) -> str:
+    """A 95 % interval in percent; nothing where there is none."""
+    low, high = interval
+    return "" if math.isnan(low) else f"{100 * low:.2f} – {100 * high:.2f}"
+
+
+def share_text(value: float) -> str:
+    """A share as a length in a picture that is as wide as its place."""
+    return f"{100 * value:.3f}".rstrip("0").rstrip(".") + "%"
 
 
 def spell(order: float) -> str:
@@ -212,48 +267,9 @@ def duration(seconds: float | None) -> str:
     if seconds < 100:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
-    return (
-        f"{minutes} min {rest:02d} s"
-        if minutes < 60
-        else f"{minutes // 60} h {minutes % 60:02d} min"
-    )
-
-
-def setting(threat: Threat) -> str:
-    """What every threat of a run shares, in words."""
-    return f"ground norm l{threat.norm:g}, {box_text(threat.domain)}"
-
-
-def number_cell(text: object, value: float | None, **attributes: object) -> Html:
-    """A cell of a table with the number it is sorted by; nothing to sort by comes last."""
-    known = value is not None and not math.isnan(value)
-    return tag(
-        "td",
-        text,
-        data_sort=repr(float(value)) if known and value is not None else "",
-        **attributes,
-    )
-
-
-def table(caption: str, heads: Sequence[object], rows: Sequence[Html], label: str) -> Html:
-    """A sortable table in a frame of its own, which scrolls where the page is too narrow. A
-    head may be a ready cell.
-    """
-    cells = [head if isinstance(head, Html) else tag("th", head, scope="col") for head in heads]
-    inside = tag(
-        "table",
-        tag("caption", caption),
-        tag("thead", tag("tr", cells)),
-        tag("tbody", list(rows)),
-        class_="sortable",
-    )
-    classes = "scroll tall" if len(rows) > TALL else "scroll"
-    return tag("div", inside, class_=classes, tabindex="0", role="region", aria_label=label)
-
-
-def short(value: object) -> object:
-    """A number with at most two digits after the point."""
-    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def flat(info: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from wassail.evaluation.run import Evaluation
-from wassail.report.html import Html, number_cell, percent, proved, section, spell, table, tag
+from wassail.report.html import Cell, Panel, Table, percent, proved_cell, spell
 from wassail.threat import floor_percent, show
 
 LEAD = (
@@ -37,7 +37,7 @@ def terminal_table(run: Evaluation, make: Any) -> Any:
     return shown
 
 
-def landmarks_panel(run: Evaluation) -> Html | None:
+def landmarks_panel(run: Evaluation) -> Panel | None:
     """The panel of the page: one line for each shift, None if there is none.
 
     Args:
@@ -49,15 +49,13 @@ def landmarks_panel(run: Evaluation) -> Html | None:
     first = run.orders[0]
     for landmark in run.landmarks:
         certified = run.curve(first)(landmark.eps[first])[0]
-        known = run.radii is not None
         cells = [
-            tag("th", landmark.name, scope="row"),
-            number_cell(percent(landmark.accuracy), landmark.accuracy),
-            number_cell(proved(certified) if known else "–", certified if known else None),
+            Cell(landmark.name, kind="head"),
+            Cell(percent(landmark.accuracy), landmark.accuracy),
+            proved_cell(None if run.radii is None else certified),
         ]
-        cells += [number_cell(show(landmark.eps[p]), landmark.eps[p]) for p in run.orders]
-        rows.append(tag("tr", cells))
+        cells += [Cell(show(landmark.eps[p]), landmark.eps[p]) for p in run.orders]
+        rows.append(cells)
     heads = ["Shift", "Measured", f"Certified, p = {spell(first)}"]
     heads += [f"eps, p = {spell(order)}" for order in run.orders]
-    shown = table(f"{len(rows)} shifts", heads, rows, "Table of known shifts")
-    return section("landmarks", "Known shifts", shown, lead=LEAD)
+    return Panel([Table(f"{len(rows)} shifts", heads, rows, "Table of known shifts")], LEAD)

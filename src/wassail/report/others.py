@@ -8,17 +8,7 @@ from typing import Any
 
 from wassail.evaluation.run import Evaluation
 from wassail.evaluation.signoff import independent, others_population
-from wassail.report.html import (
-    Html,
-    attacked_percent,
-    name,
-    number_cell,
-    proved,
-    section,
-    spell,
-    table,
-    tag,
-)
+from wassail.report.html import Cell, Panel, Table, attacked_percent, name, proved_cell, said, spell
 from wassail.threat import Threat, ceil_percent, floor_percent, show
 
 CONFIDENCE = 0.95
@@ -72,7 +62,7 @@ def terminal_table(run: Evaluation, make: Any) -> Any:
     return shown
 
 
-def others_panel(run: Evaluation) -> Html | None:
+def others_panel(run: Evaluation) -> Panel | None:
     """The panel of the page: one line for each threat, and the ranges of the groups.
 
     Args:
@@ -85,49 +75,36 @@ def others_panel(run: Evaluation) -> Html | None:
     for threat in run.others_threats:
         low, high, sure = figures(run, threat)
         cells = [
-            tag("th", f"p = {spell(threat.order)}, eps {show(threat.eps)}", scope="row"),
-            number_cell(proved(low) if known else "–", low if known else None),
-            number_cell(attacked_percent(high), high),
-            number_cell(*_limit(proved, sure, 0, known)),
-            number_cell(*_limit(attacked_percent, sure, 1, True)),
+            Cell(f"p = {spell(threat.order)}, eps {show(threat.eps)}", kind="head"),
+            proved_cell(low if known else None),
+            Cell(attacked_percent(high), high),
+            proved_cell(sure[0] if known and sure else None),
+            Cell(attacked_percent(sure[1]), sure[1]) if sure else Cell("–"),
         ]
-        rows.append(tag("tr", cells))
+        rows.append(cells)
     heads = ["Threat", "Certified", "Attacked", "All inputs: at least", "At most"]
-    said = [run.others_sentence, others_population(run, CONFIDENCE)]
-    return section(
-        "others",
-        "Other people and labels",
-        tag("p", f"{said[0]}.", class_="headline"),
-        tag("p", said[1]) if said[1] else None,
-        table(f"{len(rows)} threats, {terms(run)}", heads, rows, "Table with others"),
-        _groups(run),
-        lead=DEFINITIONS.replace("\n", " "),
-    )
+    shown = Table(f"{len(rows)} threats, {terms(run)}", heads, rows, "Table with others")
+    sentence = said(f"{run.others_sentence}.", "headline")
+    lead = DEFINITIONS.replace("\n", " ")
+    return Panel([sentence, others_population(run, CONFIDENCE), shown, _groups(run)], lead)
 
 
-def _limit(
-    words: Any, sure: tuple[float, float] | None, side: int, known: bool
-) -> tuple[str, float | None]:
-    return (words(sure[side]), sure[side]) if sure is not None and known else ("–", None)
-
-
-def _groups(run: Evaluation) -> Html | None:
+def _groups(run: Evaluation) -> Table | str | None:
     """The ranges of the groups beside their weights among the samples."""
     groups = run.others["groups"]
     if groups is None:
         return None
     if len(groups.names) > MOST_GROUPS:
-        return tag("p", f"{groups}.")
+        return f"{groups}."
     rows = []
     weights = [0.0] * len(groups.names)
     for place, mass in zip(groups.places, run.mu.tolist()):
         weights[place] += mass
     for group, low, high, weight in zip(groups.names, groups.low, groups.high, weights):
-        cells = [tag("th", name(str(group), 24), scope="row")]
-        cells += [number_cell(f"{100 * v:.2f} %", v) for v in (weight, low, high)]
-        rows.append(tag("tr", cells))
+        shares = [Cell(f"{100 * v:.2f} %", v) for v in (weight, low, high)]
+        rows.append([Cell(name(str(group), 24), kind="head"), *shares])
     heads = ["Group", "Weight among the samples", "Least", "Greatest"]
-    return table("The groups and their weights", heads, rows, "Groups")
+    return Table("The groups and their weights", heads, rows, "Groups")
 
 
 def card_lines(run: Evaluation) -> list[str]:

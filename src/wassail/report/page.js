@@ -182,7 +182,7 @@
     const data = JSON.parse(document.getElementById(figure.dataset.plot).textContent);
     const runs = data.runs.map((packed) => new Run(packed));
     const find = (selector) => figure.querySelector(selector);
-    const canvas = find(".canvas"), slider = find('input[type="range"]'), field = find('input[type="text"]');
+    const canvas = find(".canvas"), slider = find('input[data-set="eps"]'), field = find('input[data-set="eps-text"]');
     const orders = [...figure.querySelectorAll('input[type="radio"]')];
     const ends = new Map(data.orders.map(([order, end]) => [Number(order), end])); // where the axis ends, for each order
     const state = { order: Number(data.order), eps: data.eps, kappa: Infinity, share: 1, get end() { return ends.get(this.order); } };
@@ -320,7 +320,7 @@
   /** The price of a changed label, from 0 to twice the axis and then never, and the least share of people. */
   function others(figure, state, draw) {
     const set = (name, read, write, parsed) => {
-      const slider = figure.querySelector(`input[data-others="${name}"]`), field = figure.querySelector(`input[data-others="${name}-text"]`);
+      const slider = figure.querySelector(`input[data-set="${name}"]`), field = figure.querySelector(`input[data-set="${name}-text"]`);
       if (!slider || !field) return;
       const told = () => { field.value = write(state[name]); slider.setAttribute("aria-valuetext", field.value); };
       slider.addEventListener("input", () => { state[name] = read(Number(slider.value)); told(); draw(); });

@@ -2,8 +2,8 @@
 first.
 
 The page needs no network and runs no script but its own, whose hash its Content-Security-Policy
-names. All of it is in the HTML, drawn here; the script adds switching and sorting. Every string of
-a run may be hostile: `tag` escapes whatever is not `Html`. The same run gives the same bytes.
+names. All of it is in the HTML; the script adds switching and sorting. Every string of a run may be
+hostile: jinja2 escapes it. The same run gives the same bytes.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wassail.errors import InputError
-from wassail.report.budget import budget_panel, orders_panel
+from wassail.report.budget import budget_panel
 from wassail.report.fragile import fragile_panel
-from wassail.report.html import LONG, Html, attacked_percent, document, save
+from wassail.report.html import LONG, Panel, attacked_percent, document
 from wassail.report.landmarks import landmarks_panel
 from wassail.report.others import others_panel
 from wassail.report.panels import (
@@ -27,12 +27,14 @@ from wassail.report.panels import (
     curve_panel,
     distances_panel,
     findings_panel,
-    head_panel,
+    head,
+    orders_panel,
     provenance_panel,
-    verified_text,
+    verified_panel,
 )
 from wassail.report.passes import passes_panel
 from wassail.report.population import population_panel
+from wassail.writing import save
 
 if TYPE_CHECKING:
     from wassail.evaluation.notes import Verification
@@ -47,26 +49,26 @@ class View:
     verified: Verification | None
 
 
-PANELS: list[tuple[str, str, Callable[[Evaluation, View], Html | None]]] = [
-    ("verified", "Verified", lambda run, view: verified_text(view.verified)),
+PANELS: list[tuple[str, str, Callable[[Evaluation, View], Panel | None]]] = [
+    ("verified", "Verified", lambda run, view: verified_panel(view.verified)),
     ("findings", "Findings", lambda run, view: findings_panel(run)),
     ("curve", "Both curves", lambda run, view: curve_panel(run)),
     ("orders", "All orders", lambda run, view: orders_panel(run)),
     ("population", "All inputs", lambda run, view: population_panel(run)),
-    ("others", "Other people", lambda run, view: others_panel(run)),
+    ("others", "Other people and labels", lambda run, view: others_panel(run)),
     ("landmarks", "Known shifts", lambda run, view: landmarks_panel(run)),
     ("attacks", "Attacks", lambda run, view: attacks_panel(run)),
     ("distances", "Distances", lambda run, view: distances_panel(run)),
     ("certificate", "Certificate", lambda run, view: certificate_panel(run)),
-    ("fragile", "Fragile samples", lambda run, view: fragile_panel(run, view.fragile)),
+    ("fragile", "Most fragile samples", lambda run, view: fragile_panel(run, view.fragile)),
     ("classes", "Classes", lambda run, view: classes_panel(run)),
-    ("budget", "Budget", lambda run, view: budget_panel(run)),
-    ("passes", "Passes", lambda run, view: passes_panel(run)),
+    ("budget", "What the budget buys", lambda run, view: budget_panel(run)),
+    ("passes", "What passes buy", lambda run, view: passes_panel(run)),
     ("provenance", "Provenance", lambda run, view: provenance_panel(run)),
 ]
-"""The panels of the page in their order: key, title, and what makes it; None leaves it out."""
-
-
+"""The panels of the page in their order: key, title, and what makes its inside; None leaves it
+out.
+"""
 TITLES = {"classes": "Targets"}  # of panels of a run without classes
 
 
@@ -86,7 +88,7 @@ def write_report(
     """
     if fragile < 0:
         raise InputError(f"fragile is {fragile}: give the number of samples to show, 0 or more.")
-    return save(report(run, fragile=fragile, verified=verified), path)
+    return save(path, report(run, fragile=fragile, verified=verified))
 
 
 def report(
@@ -97,12 +99,12 @@ def report(
 ) -> str:
     """The page of `write_report` as text."""
     view = View(fragile, verified)
-    parts = [(key, title, panel(run, view)) for key, title, panel in PANELS]
-    if run.criterion is not None:
-        parts = [(key, TITLES.get(key, title), panel) for key, title, panel in parts]
-    shown = [part for part in parts if part[2] is not None]
+    sections = []
+    for key, title, make in PANELS:
+        panel = make(run, view)
+        if panel is not None:
+            own = title if run.criterion is None else TITLES.get(key, title)
+            sections.append((key, own, panel))
     attacked = run.curve(run.threat.order)(run.threat.eps)[1]
     title = f"{attacked_percent(attacked)} · {run.name[:LONG]} on {run.data[:LONG]} · wassail"
-    return document(
-        title, head_panel(run, verified), [part[:2] for part in shown], *(part[2] for part in shown)
-    )
+    return document(title, head(run, verified), sections)

@@ -9,28 +9,43 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from markupsafe import Markup
 from torch import Tensor
 
 from wassail.evaluation.conditions import conditions
 from wassail.evaluation.criterion import Regression
 from wassail.evaluation.signoff import independent, of_rows
 from wassail.report.budget import class_name
-from wassail.report.drawing import label_mark, line_mark, plot, rect_mark, ticks, unit_of
+from wassail.report.drawing import (
+    SHARES,
+    USUAL,
+    Picture,
+    label_mark,
+    line_mark,
+    orders_picture,
+    plot,
+    rect_mark,
+    ticks,
+    unit_of,
+)
 from wassail.report.html import (
-    TITLE,
-    Html,
+    Cell,
+    Head,
+    Panel,
+    Table,
     attacked_percent,
     duration,
     flat,
+    interval_text,
     length,
     name,
-    number_cell,
     percent,
     proved,
-    section,
+    proved_cell,
+    render,
+    said,
+    share_text,
     spell,
-    table,
-    tag,
 )
 from wassail.threat import ceil_percent, show
 from wassail.transport.allocation import knapsack
@@ -47,33 +62,30 @@ BINS = 40
 QUARTERS = 4  # parts of the targets of a regression
 
 
-def unverified(verified: Verification | None) -> Html:
+def unverified(verified: Verification | None) -> Markup:
     """Whether the run was verified with the model in hand."""
     if verified is None:
+        state = "no"
         text = (
             "Not verified by its reader: these are the figures that the run states. Anyone can "
-            "write a run; with the model, "
-            "wassail verify RUN MODEL computes them again."
+            "write a run; with the model, wassail verify RUN MODEL computes them again."
         )
     elif verified:
+        state = "yes"
         text = (
             "Verified by its reader: nothing that was checked against the model is false. "
             "What was not checked is listed below."
         )
     else:
+        state = "false"
         text = (
             f"FALSE: {len(verified.problems)} statements of this run do not hold for the "
             "model. They are listed below."
         )
-    return tag(
-        "p",
-        text,
-        class_="note",
-        data_verified="no" if verified is None else "yes" if verified else "false",
-    )
+    return Markup('<p class="note" data-verified="{}">{}</p>').format(state, text)
 
 
-def verified_text(verified: Verification | None) -> Html | None:
+def verified_panel(verified: Verification | None) -> Panel | None:
     """What was compared with the model, and what was not."""
     if verified is None:
         return None
@@ -85,34 +97,36 @@ def verified_text(verified: Verification | None) -> Html | None:
         ("Fields checked", (", ".join(verified.fields) or "none",)),
         ("Fields not checked", (", ".join(verified.unread) or "none",)),
     )
-    items = [
-        tag(
-            "li",
-            tag("span", word, class_="level"),
-            tag("span", name(text, TITLE)),
-            class_="warned" if "False" in word else None,
-        )
-        for word, texts in kinds
-        for text in texts
-    ]
+    listed = [(word, text, "") for word, texts in kinds for text in texts]
     lead = (
         "What the reader of the run computed again with the model at hand; random choices "
         f"with seed {verified.seed}."
     )
-    return section("verified", "Verified", tag("ul", items, class_="findings"), lead=lead)
+    return Panel([render("findings.html.j2", loud=listed, fine=())], lead)
 
 
-def head_panel(run: Evaluation, verified: Verification | None) -> Html:
+def head(run: Evaluation, verified: Verification | None) -> Markup:
     """The headline: one number, what it means, and the bracket it belongs to."""
     threat = run.threat
     certified, attacked = run.curve(threat.order)(threat.eps)
-    value = "–" if math.isnan(attacked) else ceil_percent(attacked)
-    big = tag(
-        "p",
-        tag("span", _most(run), class_="most"),
-        tag("span", value, tag("span", " %", class_="unit"), class_="number"),
-        class_="big",
+    return render(
+        "head.html.j2",
+        run=run,
+        most=_most(run),
+        number="–" if math.isnan(attacked) else ceil_percent(attacked),
+        facts=_facts(_head_facts(run, certified, attacked)),
+        conditions=conditions(run),
+        unverified=unverified(verified),
+        certified=run.radii is not None,
+        **_bracket(run, certified if run.radii is not None else 0.0, attacked),
     )
+
+
+def _head_facts(
+    run: Evaluation, certified: float, attacked: float
+) -> list[tuple[str, object, str]]:
+    """The figures beside the large number."""
+    threat = run.threat
     clean = "Clean accuracy" if run.criterion is None else "On the data as they are"
     facts: list[tuple[str, object, str]] = [
         (clean, percent(run.clean), _interval(run.clean_interval))
@@ -128,16 +142,7 @@ def head_panel(run: Evaluation, verified: Verification | None) -> Html:
         least, most = run.curve(math.inf)(threat.eps)
         note = f"certified {proved(least)}" if run.radii is not None else "the usual threat"
         facts.append(("Point-wise, p = ∞", attacked_percent(most), note))
-    facts.append(("Samples", f"{len(run):,}", ""))
-    return Html(
-        tag("h1", name(run.name), tag("span", " on ", class_="quiet"), name(run.data))
-        + tag("div", big, _facts(facts), class_="hero")
-        + tag("p", run.headline + ".", class_="headline")
-        + tag("p", run.definition)
-        + "".join(tag("p", text, class_="note", data_condition=True) for text in conditions(run))
-        + unverified(verified)
-        + _bracket(run, certified, attacked)
-    )
+    return [*facts, ("Samples", f"{len(run):,}", "")]
 
 
 def _most(run: Evaluation) -> str:
@@ -147,51 +152,28 @@ def _most(run: Evaluation) -> str:
     return f"under the worst shift {run.words.kept}: at most"
 
 
-def _facts(facts: Sequence[tuple[str, object, str]]) -> Html:
+def _facts(facts: Sequence[tuple[str, object, str]]) -> Markup:
     """A few figures side by side: what, how much, and a remark."""
-    listed = [
-        tag("div", tag("dt", what), tag("dd", figure, tag("small", more) if more else None))
-        for what, figure, more in facts
-    ]
-    return tag("dl", listed, class_="facts")
+    return render("facts.html.j2", facts=facts)
 
 
 def _interval(interval: tuple[float, float]) -> str:
-    low, high = interval
-    return "" if math.isnan(low) else f"{100 * low:.2f} – {100 * high:.2f} % (95 %)"
+    text = interval_text(interval)
+    return f"{text} % (95 %)" if text else ""
 
 
-def _bracket(run: Evaluation, certified: float, attacked: float) -> Html:
+def _bracket(run: Evaluation, certified: float, attacked: float) -> dict[str, object]:
     """All samples as one bar: proved, not known, broken by an attack, wrong to begin with."""
     if not len(run):
-        return Html("")
-    certified = certified if run.radii is not None else 0.0
+        return {"bars": (), "words": (), "scale": (), "caption": ""}
     clean = max(run.clean, attacked)
     at = [0.0, certified, attacked, clean, 1.0]
     kinds = ("certified", "band", "attacked", "wrong")
-    bars = [
-        rect_mark(f"fill {kind}", _share(a), 0, _share(b - a), 22)
-        for kind, a, b in zip(kinds, at, at[1:])
-        if b > a
-    ]
-    ends = {0.0: "start", 1.0: "end"}
-    scale = [
-        label_mark(
-            _share(share),
-            40,
-            f"{100 * share:g}{' %' if share == 1 else ''}",
-            ends.get(share, "middle"),
-        )
-        for share in (0.0, 0.25, 0.5, 0.75, 1.0)
-    ]
-    words = (
-        (
-            "certified",
-            proved(certified),
-            "proved: every distribution in the ball keeps this much correct"
-            if run.criterion is None
-            else f"proved: in every distribution of the ball so much {run.words.stays}",
-        ),
+    kept = "every distribution in the ball keeps this much correct"
+    if run.criterion is not None:
+        kept = f"in every distribution of the ball so much {run.words.stays}"
+    words = [
+        ("certified", proved(certified), f"proved: {kept}"),
         ("band", percent(attacked - certified), "not known: neither proved nor attacked"),
         (
             "attacked",
@@ -199,65 +181,34 @@ def _bracket(run: Evaluation, certified: float, attacked: float) -> Html:
             "lost to a distribution in the ball that was built and verified",
         ),
         ("wrong", percent(1 - clean), "wrong to begin with"),
-    )
-    kept = [word for word in words if word[0] != "certified" or run.radii is not None]
-    items = [
-        tag("li", tag("span", class_=f"swatch {kind}"), tag("span", tag("b", figure), " ", text))
-        for kind, figure, text in kept
     ]
-    label = f"of all mass: {'; '.join(f'{figure} {text}' for _, figure, text in kept)}"
-    picture = tag("svg", bars, scale, role="img", aria_label=label)
-    note = (
-        None
-        if run.radii is not None
-        else "Nothing was certified in this run: the truth lies between 0 and the attacked figure."
-    )
     figure = "robust accuracy" if run.criterion is None else f"the {run.words.share}"
     caption = (
         f"What the bracket means: an attack gives an upper bound on {figure}, a "
         "certificate a lower one, and the truth "
         f"lies between the two, for this threat ({run.told(run.threat)}) and these samples."
     )
-    return tag(
-        "figure", picture, tag("ul", items), tag("figcaption", caption, " ", note), class_="bracket"
-    )
+    ends = {0.0: "start", 1.0: "end"}
+    return {
+        "bars": list(zip(kinds, at, at[1:])),
+        "words": words if run.radii is not None else words[1:],
+        "scale": [(share, ends.get(share, "middle")) for share in SHARES],
+        "caption": caption,
+    }
 
 
-def _share(value: float) -> str:
-    return f"{100 * value:.3f}".rstrip("0").rstrip(".") + "%"
-
-
-def findings_panel(run: Evaluation) -> Html | None:
+def findings_panel(run: Evaluation) -> Panel | None:
     """What the checks and the indicators of attack failure say, warnings first."""
     if not run.findings:
         return None
+    words = {"warning": "⚠ Warning", "note": "Note"}
     loud = [
-        finding
-        for level in ("warning", "note")
+        (word, finding.text, finding.name)
+        for level, word in words.items()
         for finding in run.findings
         if finding.level == level
     ]
     fine = [finding for finding in run.findings if finding.level == "ok"]
-    items = [
-        tag(
-            "li",
-            tag("span", "⚠ Warning" if finding.level == "warning" else "Note", class_="level"),
-            tag("span", name(finding.text, TITLE), tag("span", name(finding.name), class_="name")),
-            class_="warned" if finding.level == "warning" else None,
-        )
-        for finding in loud
-    ]
-    if fine:
-        told = [
-            tag(
-                "li", name(finding.text, TITLE), " ", tag("span", name(finding.name), class_="name")
-            )
-            for finding in fine
-        ]
-        word = tag("span", "✓ In order", class_="level")
-        more = tag("summary", f"{len(fine)} checks and indicators are in order")
-        listed = tag("ul", told, class_="fine", aria_label="In order")
-        items.append(tag("li", word, tag("details", more, listed)))
     count = len(run.warnings)
     lead = (
         "No check and no indicator of attack failure raised a warning."
@@ -265,55 +216,55 @@ def findings_panel(run: Evaluation) -> Html | None:
         else f"{count} warning{'s' if count > 1 else ''}: explain "
         f"{'them' if count > 1 else 'it'} before trusting the figures."
     )
-    return section("findings", "Findings", tag("ul", items, class_="findings"), lead=lead)
+    return Panel([render("findings.html.j2", loud=loud, fine=fine)], lead)
 
 
-def curve_panel(run: Evaluation) -> Html | None:
+def curve_panel(run: Evaluation) -> Panel | None:
     """The sandwich: certified and attacked accuracy for every eps."""
     if not len(run):
         return None
-    certified = run.radii is not None
     keys = [("attacked", "attacked: some distribution is this bad")]
-    if certified:
-        keys = [
-            ("certified", "certified: proved, never below"),
-            ("band", "not known: between the two"),
-            *keys,
-        ]
+    tiles = [("attacked", "attacked, at most")]
+    if run.radii is not None:
+        keys.insert(0, ("certified", "certified: proved, never below"))
+        keys.insert(1, ("band", "not known: between the two"))
+        tiles = [("certified", "certified, at least"), *tiles, ("gap", "not known")]
     if run.landmarks:
         keys.append(("landmark", "known shifts: accuracy measured, at their eps"))
-    legend = tag(
-        "ul",
-        [tag("li", tag("span", class_=f"swatch {kind}"), text) for kind, text in keys],
-        class_="legend",
-    )
-    tiles = [("attacked", "attacked, at most")]
-    if certified:
-        tiles = [("certified", "certified, at least"), *tiles, ("gap", "not known")]
-    tones = [
-        tag("data", value="", data_read=f"0:{side}", class_=f"tone-{side}") for side, _ in tiles
-    ]
-    words = [tag("span", text, " at eps ", tag("b", data_eps=True)) for _, text in tiles]
-    figures = [tag("span", word, tone) for word, tone in zip(words, tones)]
-    reading = tag("output", figures, class_="reading", for_="sandwich-slider")
-    orders = sorted({*run.orders, 1.0, 2.0, math.inf})
-    noscript = tag(
-        "noscript",
-        tag("p", "Scripts are off: every order is drawn, and nothing moves.", class_="note"),
-    )
     share = run.words.share
-    lead = f"Robust {share} over every budget eps, from one set of distances."
     shown = plot(
-        "sandwich", [run], orders, f"certified and attacked {share} against eps", legend, reading
+        "sandwich",
+        [run],
+        sorted({*run.orders, *USUAL}),
+        f"certified and attacked {share} against eps",
+        render("legend.html.j2", keys=keys),
+        render("reading.html.j2", id="sandwich", tiles=tiles),
     )
-    return section("curve", "Both curves", noscript, shown, lead=lead)
+    still = said("Scripts are off: every order is drawn, and nothing moves.", "note")
+    noscript = Markup("<noscript>{}</noscript>").format(still)
+    lead = f"Robust {share} over every budget eps, from one set of distances."
+    return Panel([noscript, shown], lead)
 
 
-def attacks_panel(run: Evaluation) -> Html | None:
+def orders_panel(run: Evaluation) -> Panel | None:
+    """All three orders in one picture, both sides."""
+    if not len(run):
+        return None
+    eps = run.threat.eps
+    most = {order: attacked_percent(run.curve(order)(eps)[1]) for order in USUAL}
+    keys = [f"p = {spell(p)}: at most {figure} at eps {show(eps)}" for p, figure in most.items()]
+    lead = (
+        "Thick: attacked. Thin: certified. A larger order is a smaller set of distributions, so "
+        "its curves lie higher: what a budget buys if few samples may take all of it (p = 1), and "
+        "if every sample has its own (p = ∞, the point-wise threat)."
+    )
+    return Panel([render("orders.html.j2", picture=orders_picture(run), keys=keys)], lead)
+
+
+def attacks_panel(run: Evaluation) -> Panel | None:
     """Every attack over every threat, and all of them pooled."""
-    rows = [_attack(row, pooled=True) for row in run.best] + [
-        _attack(row, pooled=False) for row in run.rows
-    ]
+    rows = [_attack(row, "all attacks") for row in run.best]
+    rows += [_attack(row, row.title) for row in run.rows]
     if not rows:
         return None
     heads = [
@@ -322,7 +273,7 @@ def attacks_panel(run: Evaluation) -> Html | None:
         "eps",
         "Accuracy" if run.criterion is None else "Right",
         "95 % interval",
-        tag("th", "0 to 100 %", scope="col", data_fixed=True),
+        Head("0 to 100 %", fixed=True),
         "Spent",
         "Passes F + B",
         "Flipped",
@@ -330,58 +281,42 @@ def attacks_panel(run: Evaluation) -> Html | None:
     ]
     lead = (
         f"A lower {run.words.share} is a stronger attack. Spent: what the flips cost, as a share "
-        "of eps; points that moved and flipped "
-        "nothing are left out, the figure is the same without them. Passes: forward and "
-        "backward, the mean over samples "
-        "that were correct to begin with. Flipped: of those. A search that serves several "
-        "threats shows its time once. All "
-        "attacks: for every sample the nearest flip of all of them."
+        "of eps; points that moved and flipped nothing are left out, the figure is the same "
+        "without them. Passes: forward and backward, the mean over samples that were correct to "
+        "begin with. Flipped: of those. A search that serves several threats shows its time once. "
+        "All attacks: for every sample the nearest flip of all of them."
     )
-    return section(
-        "attacks",
-        "Attacks",
-        table(f"All threats: {run.setting}", heads, rows, "Table of attacks"),
-        lead=lead,
-    )
+    caption = f"All threats: {run.setting}"
+    return Panel([Table(caption, heads, rows, "Table of attacks", strong=len(run.best))], lead)
 
 
-def _attack(row: Row, *, pooled: bool) -> Html:
+def _attack(row: Row, title: str) -> list[Cell]:
     low, high = row.interval
     spent = row.cost / row.threat.eps
-    return tag(
-        "tr",
-        tag("th", name("all attacks" if pooled else row.title, 40), scope="row"),
-        number_cell(
-            spell(row.threat.order), 1e300 if row.threat.order == math.inf else row.threat.order
-        ),
-        number_cell(show(row.threat.eps), row.threat.eps),
-        number_cell(attacked_percent(row.accuracy), row.accuracy),
-        number_cell("–" if math.isnan(low) else f"{100 * low:.2f} – {100 * high:.2f}", low),
-        tag("td", _whisker(row.accuracy, low, high), class_="picture"),
-        number_cell(f"{100 * spent:.1f} %", spent),
-        number_cell(f"{row.forwards:,.1f} + {row.backwards:,.1f}", row.forwards + row.backwards),
-        number_cell(f"{100 * row.flipped:.1f} %", row.flipped),
-        number_cell(duration(row.seconds), row.seconds),
-        class_="pooled" if pooled else None,
-    )
+    order = 1e300 if row.threat.order == math.inf else row.threat.order
+    return [
+        Cell(name(title, 40), kind="head"),
+        Cell(spell(row.threat.order), order),
+        Cell(show(row.threat.eps), row.threat.eps),
+        Cell(attacked_percent(row.accuracy), row.accuracy),
+        Cell(interval_text(row.interval) or "–", low),
+        Cell(_whisker(row.accuracy, low, high), kind="picture"),
+        Cell(f"{100 * spent:.1f} %", spent),
+        Cell(f"{row.forwards:,.1f} + {row.backwards:,.1f}", row.forwards + row.backwards),
+        Cell(f"{100 * row.flipped:.1f} %", row.flipped),
+        Cell(duration(row.seconds), row.seconds),
+    ]
 
 
-def _whisker(value: float, low: float, high: float) -> Html | None:
+def _whisker(value: float, low: float, high: float) -> Markup | None:
     """An accuracy on the scale from 0 to 1 with its interval."""
     if math.isnan(value):
         return None
-    track = rect_mark("fill track", 0, 7, "100%", 4, rx=2)
-    span = None if math.isnan(low) else line_mark("whisker", _share(low), 9, _share(high), 9)
-    return tag(
-        "svg",
-        track,
-        span,
-        tag("circle", class_="fill attacked", cx=_share(value), cy=9, r=4.5),
-        aria_hidden="true",
-    )
+    ends = None if math.isnan(low) else (share_text(low), share_text(high))
+    return render("whisker.html.j2", ends=ends, value=share_text(value))
 
 
-def distances_panel(run: Evaluation) -> Html | None:
+def distances_panel(run: Evaluation) -> Panel | None:
     """How far away the flips are, and mirrored below how far is proved to be safe."""
     flips = run.distances[(run.distances > 0) & torch.isfinite(run.distances)]
     radii = None if run.radii is None else run.radii[(run.radii > 0) & torch.isfinite(run.radii)]
@@ -389,28 +324,19 @@ def distances_panel(run: Evaluation) -> Html | None:
         return None
     known = flips if radii is None else torch.cat([flips, radii])
     end = max(1.05 * float(np.quantile(known.numpy(), 0.98)), 1.3 * run.threat.eps)
-    keys = [("attacked", "nearest flips found, upwards")] + (
-        [("certified", "certified radii, downwards")] if radii is not None else []
+    keys = [("attacked", "nearest flips found, upwards")]
+    if radii is not None:
+        keys.append(("certified", "certified radii, downwards"))
+    shown = render(
+        "distances.html.j2",
+        picture=_histogram(run.threat, flips, radii, end),
+        legend=render("legend.html.j2", keys=keys),
+        caption=_told_of_distances(run, flips, beyond=int((known > end).sum())),
     )
-    legend = tag(
-        "ul",
-        [tag("li", tag("span", class_=f"swatch {kind}"), words) for kind, words in keys],
-        class_="legend",
-    )
-    told = _told_of_distances(run, flips, beyond=int((known > end).sum()))
-    figure = tag(
-        "figure",
-        _histogram(run.threat, flips, radii, end),
-        legend,
-        tag("figcaption", *told),
-        class_="card",
-    )
-    return section(
-        "distances", "Distances", figure, lead="How far each sample is from its nearest known flip."
-    )
+    return Panel([shown], "How far each sample is from its nearest known flip.")
 
 
-def _histogram(threat: Threat, flips: Tensor, radii: Tensor | None, end: float) -> Html:
+def _histogram(threat: Threat, flips: Tensor, radii: Tensor | None, end: float) -> Picture:
     """Bars upwards for the distances of flips, downwards for radii.
 
     Args:
@@ -422,10 +348,7 @@ def _histogram(threat: Threat, flips: Tensor, radii: Tensor | None, end: float) 
     above = _counts(flips, end)
     below = _counts(radii, end)
     most = max([*above, *below, 1])
-    width = 760
-    left = 40
-    zero = 126
-    up = 112
+    width, left, zero, up = 760, 40, 126, 112
     bar = (width - 8 - left) / BINS
     base = zero + (up if radii is not None else 0)
     height = base + 44
@@ -437,9 +360,11 @@ def _histogram(threat: Threat, flips: Tensor, radii: Tensor | None, end: float) 
             if count:
                 parts.append(rect_mark(f"bar {kind}", left + place * bar + 0.5, top, bar - 1, size))
     parts.append(line_mark("axis", left, zero, width - 8, zero))
-    for value, text in ticks(end, unit_of(threat, end), 6):
+    for place, (value, text) in enumerate(ticks(end, unit_of(threat, end), 6)):
         x = left + value / end * (width - 8 - left)
-        parts += [line_mark("axis", x, base, x, base + 4), label_mark(x, base + 17, text, "middle")]
+        minor = "minor" if place % 2 else ""
+        parts += [line_mark("axis", x, base, x, base + 4)]
+        parts += [label_mark(x, base + 17, text, "middle", minor)]
     mark = left + threat.eps / end * (width - 8 - left)
     what = f"distance from the sample (l{threat.norm:g})"
     parts += [
@@ -449,16 +374,10 @@ def _histogram(threat: Threat, flips: Tensor, radii: Tensor | None, end: float) 
         label_mark(left - 6, zero + 4, "0", "end"),
         label_mark((left + width) / 2, height - 6, what, "middle"),
     ]
-    return tag(
-        "svg",
-        parts,
-        viewBox=f"0 0 {width} {height}",
-        role="img",
-        aria_label="histogram of distances",
-    )
+    return Picture(width, height, "histogram of distances", parts)
 
 
-def _told_of_distances(run: Evaluation, flips: Tensor, beyond: int) -> tuple[str, str]:
+def _told_of_distances(run: Evaluation, flips: Tensor, beyond: int) -> str:
     """The caption of the histogram: how many samples it shows and leaves out, and the median."""
     wrong = int((run.distances == 0).sum())
     none = int((run.distances == math.inf).sum())
@@ -470,19 +389,18 @@ def _told_of_distances(run: Evaluation, flips: Tensor, beyond: int) -> tuple[str
     if beyond:
         told.append(f"{beyond:,} beyond the axis, in its last bar")
     middle = f"Median distance of the flips {length(float(flips.median()))}." if len(flips) else ""
-    return "; ".join(told) + ". ", middle
+    return "; ".join(told) + ". " + middle
 
 
 def _counts(values: Tensor | None, end: float) -> list[int]:
     if values is None:
         return []
-    found: list[int] = np.histogram(values.clamp(max=end).numpy(), bins=BINS, range=(0, end))[
-        0
-    ].tolist()
+    counts, _ = np.histogram(values.clamp(max=end).numpy(), bins=BINS, range=(0, end))
+    found: list[int] = counts.tolist()
     return found
 
 
-def certificate_panel(run: Evaluation) -> Html | None:
+def certificate_panel(run: Evaluation) -> Panel | None:
     """What is proved: by which method, for how many samples exactly, and the certified accuracy
     at every threat.
     """
@@ -490,15 +408,12 @@ def certificate_panel(run: Evaluation) -> Html | None:
         return None
     right = run.radii[run.distances > 0]
     exact = int(run.exact.sum()) if run.exact is not None else 0
+    middle = length(float(right.median())) if len(right) else "–"
     facts: list[tuple[str, object, str]] = [
         ("Method", name(run.certificate.get("method", "not recorded")), ""),
         ("Arithmetic", name(run.certificate.get("arithmetic", "exact")), "that the radii hold for"),
         ("Exact radii", f"{exact:,}", f"of {len(run):,}"),
-        (
-            "Median radius",
-            length(float(right.median())) if len(right) else "–",
-            "of the correct samples",
-        ),
+        ("Median radius", middle, "of the correct samples"),
         ("Positive radii", f"{int((right > 0).sum()):,}", f"of {len(right):,} correct samples"),
     ]
     if run.certificate.get("seconds") is not None:
@@ -507,25 +422,20 @@ def certificate_panel(run: Evaluation) -> Html | None:
     for threat in run.threats:
         certified, attacked = run.curve(threat.order)(threat.eps)
         cells = [
-            tag("th", f"p = {spell(threat.order)}, eps = {show(threat.eps)}", scope="row"),
-            number_cell(proved(certified), certified),
-            number_cell(attacked_percent(attacked), attacked),
-            number_cell(percent(attacked - certified), attacked - certified),
+            Cell(f"p = {spell(threat.order)}, eps = {show(threat.eps)}", kind="head"),
+            proved_cell(certified),
+            Cell(attacked_percent(attacked), attacked),
+            Cell(percent(attacked - certified), attacked - certified),
         ]
-        rows.append(tag("tr", cells))
+        rows.append(cells)
     heads = ["Threat", "Certified, at least", "Attacked, at most", "Not known"]
     lead = "A radius is a proof that nothing within it flips. Certified figures are rounded down."
-    panel = tag("div", _facts(facts), class_="card")
-    return section(
-        "certificate",
-        "Certificate",
-        panel,
-        table("Both sides at each threat", heads, rows, "Certified and attacked"),
-        lead=lead,
-    )
+    card = Markup('<div class="card">{}</div>').format(_facts(facts))
+    sides = Table("Both sides at each threat", heads, rows, "Certified and attacked")
+    return Panel([card, sides], lead)
 
 
-def parts_of(run: Evaluation) -> list[tuple[Html, Tensor]]:
+def parts_of(run: Evaluation) -> list[tuple[Markup, Tensor]]:
     """The samples in parts that are looked at on their own, each with its name: classes, quarters
     of the targets of a regression, both values of one label; none for several outputs.
     """
@@ -546,7 +456,7 @@ def parts_of(run: Evaluation) -> list[tuple[Html, Tensor]]:
     ]
 
 
-def classes_panel(run: Evaluation) -> Html | None:
+def classes_panel(run: Evaluation) -> Panel | None:
     """Each class on its own: how many samples, clean, and what the pooled allocation leaves of
     it at the headline's threat. Of a regression, each quarter of the targets.
     """
@@ -567,36 +477,29 @@ def classes_panel(run: Evaluation) -> Html | None:
         reached = run.distances[mine & correct]
         middle = float(reached.quantile(0.5, interpolation="higher")) if len(reached) else math.nan
         cells = [
-            tag("th", title, scope="row"),
-            number_cell(f"{int(mine.sum()):,}", float(mine.sum())),
-            number_cell(percent(clean), clean),
-            number_cell(attacked_percent(robust), robust),
-            tag("td", _bars(clean, robust), class_="picture"),
-            number_cell(length(middle), 1e300 if middle == math.inf else middle),
+            Cell(title, kind="head"),
+            Cell(f"{int(mine.sum()):,}", float(mine.sum())),
+            Cell(percent(clean), clean),
+            Cell(attacked_percent(robust), robust),
+            Cell(_bars(clean, robust), kind="picture"),
+            Cell(length(middle), 1e300 if middle == math.inf else middle),
         ]
         if sure:
             cells.append(_all_of_part(run, mine, len(parts)))
-        rows.append(tag("tr", cells))
-    word = "Class" if run.criterion is None else "Target"
+        rows.append(cells)
     heads = [
-        word,
+        "Class" if run.criterion is None else "Target",
         "N",
         "Clean",
         "Robust",
-        tag("th", "robust within clean", scope="col", data_fixed=True),
+        Head("robust within clean", fixed=True),
         "Median distance",
         *(["All inputs, at least"] if sure else []),
     ]
     named = classes_text(run.classes, run.info.get("data") or {}, len(run.classes or ()))
     caption = f"{len(rows)} classes occur" if run.criterion is None else "By the target"
-    shown = table(caption, heads, rows, "Table of classes")
-    return section(
-        "classes",
-        "Classes" if run.criterion is None else "Targets",
-        None if named is None else tag("p", named),
-        shown,
-        lead=_parts_text(run, sure),
-    )
+    shown = Table(caption, heads, rows, "Table of classes")
+    return Panel([named, shown], _parts_text(run, sure))
 
 
 def _parts_text(run: Evaluation, sure: bool) -> str:
@@ -618,23 +521,16 @@ def _parts_text(run: Evaluation, sure: bool) -> str:
     return lead
 
 
-def _all_of_part(run: Evaluation, mine: Tensor, parts: int) -> Html:
+def _all_of_part(run: Evaluation, mine: Tensor, parts: int) -> Cell:
     """What is certified of all inputs of one part; the confidence is shared among the parts."""
     curve = of_rows(run, run.threat.order, mine)
-    low = curve.population(1 - 0.05 / parts)(run.threat.eps)[0]
-    return number_cell(proved(low), low)
+    return proved_cell(curve.population(1 - 0.05 / parts)(run.threat.eps)[0])
 
 
-def _bars(clean: float, robust: float) -> Html | None:
+def _bars(clean: float, robust: float) -> Markup | None:
     if math.isnan(clean):
         return None
-    bars = [
-        rect_mark("fill track", 0, 4, "100%", 10, rx=2),
-        rect_mark("fill band", 0, 4, _share(clean), 10, rx=2),
-    ]
-    return tag(
-        "svg", bars, rect_mark("fill attacked", 0, 4, _share(robust), 10, rx=2), aria_hidden="true"
-    )
+    return render("bars.html.j2", clean=share_text(clean), robust=share_text(robust))
 
 
 def shown(value: object) -> object:
@@ -650,7 +546,7 @@ def shown(value: object) -> object:
     return [shown(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def provenance_panel(run: Evaluation) -> Html:
+def provenance_panel(run: Evaluation) -> Panel:
     """Everything that is needed to run it again."""
     orders = ", ".join(
         f"p = {spell(threat.order)} at eps {show(threat.eps)}" for threat in run.threats
@@ -664,7 +560,5 @@ def provenance_panel(run: Evaluation) -> Html:
     command = info.get("command")
     if isinstance(command, list):
         info["command"] = shlex.join(map(str, command))
-    facts += flat(info)
-    listed = [(tag("dt", name(what, 60)), tag("dd", name(text, 400))) for what, text in facts]
-    lead = "What was evaluated, with what, and how to do it again."
-    return section("provenance", "Provenance", tag("dl", listed, class_="provenance"), lead=lead)
+    listed = render("provenance.html.j2", facts=[*facts, *flat(info)])
+    return Panel([listed], "What was evaluated, with what, and how to do it again.")

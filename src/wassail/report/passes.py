@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from wassail.report.budget import BOTTOM, LEFT, RIGHT, TOP, axes, picture
-from wassail.report.drawing import label_mark
-from wassail.report.html import LONG, Html, attacked_percent, section, tag, visible
+from wassail.report.drawing import Axes, Picture, dot_mark, path_mark
+from wassail.report.html import LONG, Panel, attacked_percent, render
 from wassail.threat import Threat
 from wassail.transport.allocation import knapsack
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from wassail.evaluation.run import Evaluation
 
 
-def passes_panel(run: Evaluation) -> Html | None:
+def passes_panel(run: Evaluation) -> Panel | None:
     """A dot for each attack at the headline's threat: passes to the right, accuracy upward.
 
     Where the run chose the passes of `nearest` itself, a line shows what the samples that it was
@@ -52,14 +51,13 @@ def passes_panel(run: Evaluation) -> Html | None:
             f" Dashed: nearest with fewer and more passes, on the {count} samples that its passes "
             "were chosen on."
         )
-    words = "accuracy against passes for each attack"
-    drawn = picture(_marks([(1.0, run.clean, "clean"), *dots], line), words)
-    return section("passes", "What passes buy", tag("figure", drawn, class_="plot"), lead=lead)
+    drawn = _picture([(1.0, run.clean, "clean"), *dots], line)
+    return Panel([render("drawn.html.j2", picture=drawn)], lead)
 
 
-def _marks(
+def _picture(
     dots: Sequence[tuple[float, float, str]], line: Sequence[tuple[float, float]]
-) -> list[Html]:
+) -> Picture:
     """Axes, the dashed line and the dots; the axis of passes is logarithmic.
 
     Args:
@@ -68,27 +66,21 @@ def _marks(
     """
     most = max([passes for passes, _, _ in dots] + [passes for passes, _ in line])
     decades = max(1, math.ceil(math.log10(max(most, 1.0))))
+    axes = Axes(float(decades))
     marks = [(float(k), f"{10**k:,}") for k in range(decades + 1)]
-    parts = axes(float(decades), marks, "accuracy in % against passes a sample")
+    parts = axes.frame(marks, "accuracy in % against passes a sample")
 
     def place(passes: float, share: float) -> tuple[float, float]:
-        x = LEFT + (RIGHT - LEFT) * math.log10(max(passes, 1.0)) / decades
-        return x, BOTTOM - (BOTTOM - TOP) * share
+        return axes.at(math.log10(max(passes, 1.0)), share)
 
     if line:
-        points = "L".join(f"{x:.1f} {y:.1f}" for x, y in (place(*point) for point in line))
-        parts.append(tag("path", class_="line run run-2 dash-1", d=f"M{points}"))
+        parts.append(path_mark("line run run-2 dash-1", [place(*point) for point in line]))
     for number, (passes, share, title) in enumerate(dots):
-        x, y = place(passes, share)
         words = f"{title[:LONG]}: {attacked_percent(share)} after {passes:,.0f} passes"
-        shown = tag("title", visible(words))
         tone = 5 if number == 0 else (number - 1) % 5
-        kind = f"line run run-{tone}"
-        parts.append(tag("circle", shown, class_=kind, cx=f"{x:.1f}", cy=f"{y:.1f}", r=4))
-        right = x < (LEFT + RIGHT) / 2
-        anchor = "start" if right else "end"
-        parts.append(label_mark(x + (8 if right else -8), y + 4, title[:24], anchor))
-    return parts
+        parts.append(dot_mark(f"line run run-{tone}", *place(passes, share), words))
+    parts += axes.labels([(*place(passes, share), title[:18]) for passes, share, title in dots])
+    return Picture(axes.width, axes.height, "accuracy against passes for each attack", parts)
 
 
 def drawn_accuracy(distances: Tensor, clean: float, threat: Threat) -> float:

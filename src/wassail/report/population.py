@@ -7,14 +7,14 @@ from typing import Any
 from wassail.evaluation.run import Evaluation
 from wassail.evaluation.signoff import CONDITIONS, costs, independent, population_sentence
 from wassail.report.html import (
-    Html,
+    Cell,
+    Panel,
+    Table,
     attacked_percent,
-    number_cell,
-    proved,
-    section,
+    proved_cell,
+    render,
+    said,
     spell,
-    table,
-    tag,
 )
 from wassail.threat import Threat, ceil_percent, floor_percent, show
 from wassail.transport.confidence import samples_needed
@@ -61,7 +61,7 @@ def terminal_table(run: Evaluation, make: Any) -> Any:
     return shown
 
 
-def population_panel(run: Evaluation) -> Html | None:
+def population_panel(run: Evaluation) -> Panel | None:
     """The panel of the page: one line for each threat, the sentence, the conditions."""
     sentence = population_sentence(run, CONFIDENCE)
     if sentence is None:
@@ -70,25 +70,19 @@ def population_panel(run: Evaluation) -> Html | None:
     rows = []
     for threat in run.threats:
         low, high, sampling, proof = _figures(run, threat)
+        costs_of = [Cell(f"{100 * v:.2f}", v) if known else Cell("–") for v in (sampling, proof)]
         cells = [
-            tag("th", f"p = {spell(threat.order)}, eps {show(threat.eps)}", scope="row"),
-            number_cell(proved(low) if known else "–", low if known else None),
-            number_cell(attacked_percent(high), high),
-            number_cell(f"{100 * sampling:.2f}" if known else "–", sampling if known else None),
-            number_cell(f"{100 * proof:.2f}" if known else "–", proof if known else None),
+            Cell(f"p = {spell(threat.order)}, eps {show(threat.eps)}", kind="head"),
+            proved_cell(low if known else None),
+            Cell(attacked_percent(high), high),
+            *costs_of,
         ]
-        rows.append(tag("tr", cells))
+        rows.append(cells)
     heads = ["Threat", "At least", "At most", "Sampling costs", "Proof gap costs"]
-    more = advice(run)
-    return section(
-        "population",
-        "All inputs",
-        tag("p", sentence, class_="headline"),
-        table(f"{len(rows)} threats", heads, rows, "Table of the population"),
-        tag("p", more) if more else None,
-        tag("ul", [tag("li", text) for text in CONDITIONS]),
-        lead=DEFINITIONS.replace("\n", " "),
-    )
+    shown = Table(f"{len(rows)} threats", heads, rows, "Table of the population")
+    assumed = render("list.html.j2", texts=CONDITIONS)
+    headline = said(sentence, "headline")
+    return Panel([headline, shown, advice(run), assumed], DEFINITIONS.replace("\n", " "))
 
 
 def _figures(run: Evaluation, threat: Threat) -> tuple[float, float, float, float]:

@@ -15,22 +15,19 @@ from typing import TYPE_CHECKING, Any
 from wassail.evaluation.smoothed import read_smoothing
 from wassail.report.html import (
     LONG,
-    Html,
+    Cell,
+    Panel,
+    Table,
     attacked_percent,
     document,
     flat,
-    name,
-    number_cell,
     proved,
-    save,
-    section,
+    render,
     spell,
-    table,
-    tag,
 )
-from wassail.report.panels import shown, unverified, verified_text
+from wassail.report.panels import shown, unverified, verified_panel
 from wassail.threat import show
-from wassail.writing import without_folders
+from wassail.writing import save, without_folders
 
 if TYPE_CHECKING:
     from wassail.evaluation.notes import Verification
@@ -67,7 +64,7 @@ def write_smoothing(
         verified: what `verify_smoothed` found, which the page then says.
     """
     about = read_smoothing(folder)
-    return save(_page(about, verified), path)
+    return save(path, _page(about, verified))
 
 
 def headline(about: Mapping[str, Any]) -> str:
@@ -93,39 +90,36 @@ def _between(row: Mapping[str, Any], which: str) -> str:
 def _page(about: Mapping[str, Any], verified: Verification | None) -> str:
     orders = list(dict.fromkeys(row["order"] for row in about["rows"]))
     called = without_folders(about["model"])
-    head = Html(
-        tag("h1", name(f"{called}, smoothed"))
-        + tag("p", headline(about), class_="headline")
-        + tag("p", WORDS[0], class_="lead")
-        + unverified(verified)
+    head = render(
+        "smoothing.html.j2",
+        model=f"{called}, smoothed",
+        headline=headline(about),
+        lead=WORDS[0],
+        unverified=unverified(verified),
     )
     tables = [_table([row for row in about["rows"] if row["order"] == order]) for order in orders]
     facts = flat({what: shown(value) for what, value in about.items() if what != "rows"})
-    listed = [(tag("dt", name(what, 60)), tag("dd", name(text, 400))) for what, text in facts]
     parts = [
-        section("sides", "Both sides", tables),
-        section("words", "What the words mean", [tag("p", text) for text in WORDS]),
-        section("provenance", "Provenance", tag("dl", listed, class_="provenance")),
+        ("sides", "Both sides", Panel(tables)),
+        ("words", "What the words mean", Panel(WORDS)),
+        ("provenance", "Provenance", Panel([render("provenance.html.j2", facts=facts)])),
     ]
-    contents = [("sides", "Both sides"), ("words", "Words"), ("provenance", "Provenance")]
-    looked = verified_text(verified)
+    looked = verified_panel(verified)
     if looked is not None:
-        parts.insert(0, looked)
-        contents.insert(0, ("verified", "Verified"))
-    return document(f"{called[:LONG]}, smoothed · wassail", head, contents, *parts)
+        parts.insert(0, ("verified", "Verified", looked))
+    return document(f"{called[:LONG]}, smoothed · wassail", head, parts)
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> Html:
+def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The budgets of one order."""
     order = rows[0]["order"]
     lines = []
     for row in rows:
-        cells = [tag("th", show(float(row["eps"])), scope="row")]
+        cells = [Cell(show(float(row["eps"])), kind="head")]
         for side in SIDES:
             value = float(row[side])
-            shown = (attacked_percent if "attacked" in side else proved)(value)
-            cells.append(number_cell(shown, value))
-        lines.append(tag("tr", cells))
+            cells.append(Cell((attacked_percent if "attacked" in side else proved)(value), value))
+        lines.append(cells)
     spelled = spell(math.inf if order == "inf" else float(order))
     label = f"Accuracy of the smoothed model, l2, order {spelled}"
-    return table(label, ["eps", *SIDES.values()], lines, label)
+    return Table(label, ["eps", *SIDES.values()], lines)
