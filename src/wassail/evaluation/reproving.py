@@ -112,12 +112,14 @@ def _unproved(
     exact = run.exact[index]
     threat = replace(run.threat, domain=run.inside(model, index, x))
     arithmetic = "executed" if run.certificate.get("arithmetic") == "executed" else "exact"
-    search = (exact | torch.isinf(stated)).nonzero()[:, 0]
-    bad = torch.zeros(len(index), dtype=torch.bool)
     # In executed arithmetic what an exact search finds depends, by rounding, on where it began:
     # what is proved does not.
     same = EXACT if arithmetic == "exact" else NEARLY
-    simple = torch.isfinite(stated) & (~exact if arithmetic == "exact" else True)
+    # Between a radius that is proved and a flip that was looked at, no search finds anything else.
+    closed = stated >= run.distances[index] * (1 - same)
+    search = ((exact & ~closed) | torch.isinf(stated)).nonzero()[:, 0]
+    bad = torch.zeros(len(index), dtype=torch.bool)
+    simple = torch.isfinite(stated) & (~exact | closed if arithmetic == "exact" else True)
     left = simple.nonzero()[:, 0]
     # Any proof will do, so the cheapest way is tried first.
     for way in dict.fromkeys(("crown", method, "auto")):
