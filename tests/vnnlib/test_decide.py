@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gzip
 import tempfile
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,8 +17,11 @@ from torch import nn
 import wassail as ws
 from wassail.errors import InputError
 from wassail.vnnlib import decide as decide_module
-from wassail.vnnlib import unsafe
+from wassail.vnnlib import runtime
 from wassail.vnnlib.clauses import Clause, Part
+from wassail.vnnlib.decide import decide
+from wassail.vnnlib.network import Network
+from wassail.vnnlib.runtime import Runtime
 
 
 def clause(rows: list[list[float]], offsets: list[float]) -> Clause:
@@ -141,9 +145,49 @@ def test_a_file_beside_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     text = answer.counterexample(box([0.0], [1.0], clause([[1.0]], [0.0])))
     assert text.startswith("((X_0 ") and "(Y_1 " in text and text.endswith("))")
     # A runtime that sees something else: the point is no counterexample.
-    monkeypatch.setattr(unsafe, "outputs_of", lambda file, points: [[9.0, 9.0]] * len(points))
+    monkeypatch.setattr(Runtime, "outputs", lambda self, points: [[9.0, 9.0]] * len(points))
     answer = box([0.0, 0.0], [1.0, 1.0], clause([[1.0, 0.0]], [-0.5])).decide(path, effort=0.01)
     assert answer.status == "unknown" and "one arithmetic only" in answer.reason
+
+
+def test_one_network_for_several_properties(tmp_path: Path) -> None:
+    """A network that stays open answers as one that is read anew."""
+    path = linear_file(tmp_path)
+    wanted = [
+        box([0.0, 0.0], [1.0, 1.0], clause([[1.0, 0.0]], [-0.5])),
+        box([0.0, 0.0], [1.0, 0.2], clause([[1.0, 0.0]], [-0.5])),
+        box([0.0, 0.3], [1.0, 0.3], clause([[1.0, 0.0]], [-0.5])),
+        box([0.0, 0.3], [1.0, 0.3], clause([[1.0, 0.0]], [-0.65])),
+        box([0.0, 0.1], [1.0, 0.1], clause([[1.0, 0.0]], [-0.5])),
+    ]
+    with closing(Network(path)) as network:
+        together = [decide(one, network, effort=1) for one in wanted]
+    assert [answer.status for answer in together] == ["sat", "unsat", "sat", "unsat", "unsat"]
+    for one, answer in zip(wanted, together):
+        alone = one.decide(path, effort=1)
+        assert (alone.status, alone.by, alone.checked) == (
+            answer.status,
+            answer.by,
+            answer.checked,
+        )
+        assert alone.point is None or torch.equal(alone.point, answer.point)
+
+
+def test_a_runtime_that_crashes_or_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    with closing(Runtime(linear_file(tmp_path))) as good:
+        assert good.outputs([[1.0, 0.5], [0.0, 1.0]]) == [[0.0, 0.5], [-2.0, 1.0]]
+        assert good.outputs([[1.0, 0.0]]) == [[1.0, 0.0]]  # the same process
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"no network")
+    assert Runtime(broken).outputs([[1.0]]) is None
+    slow = tmp_path / "slow.py"
+    slow.write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setattr(runtime, "__file__", str(slow))
+    monkeypatch.setattr(runtime, "SECONDS", 0.2)
+    hanging = Runtime(tmp_path / "linear.onnx")
+    assert hanging.outputs([[1.0, 0.5]]) is None
+    assert hanging.outputs([[1.0, 0.5]]) is None and not hanging.usable  # not asked again
 
 
 def test_a_compressed_network_leaves_nothing_behind(

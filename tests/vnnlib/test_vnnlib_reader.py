@@ -157,8 +157,8 @@ def test_hostile_files_are_refused_at_once(tmp_path: Path) -> None:
 
 def test_without_the_parser_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "lark", None)
-    syntax._library.cache_clear()
+    syntax._parser.cache_clear()
     try:
         assert "wassail[vnnlib]" in refused(tmp_path, DECLARED)
     finally:
-        syntax._library.cache_clear()
+        syntax._parser.cache_clear()

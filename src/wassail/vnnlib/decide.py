@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -21,7 +21,8 @@ from wassail.threat import parse_seconds
 from wassail.vnnlib.answer import Answer
 from wassail.vnnlib.attack import SHARE, attack
 from wassail.vnnlib.clauses import Part, UnsafeSet
-from wassail.vnnlib.unsafe import Group, Network
+from wassail.vnnlib.network import Judge, Network
+from wassail.vnnlib.unsafe import Group
 
 EFFORT = 60.0  # seconds of one core, counted in operations, without a limit
 FEW = 20  # free inputs up to which boxes are split and nothing else
@@ -39,7 +40,7 @@ POSITIONS = 100  # times that a weight is used in a pass, where the structure is
 
 def decide(
     property_: UnsafeSet,
-    model: nn.Module | str | Path,
+    model: nn.Module | str | Path | Network,
     *,
     time_limit: float | None = None,
     effort: float | None = None,
@@ -49,7 +50,7 @@ def decide(
 
     Args:
         property_: boxes and clauses.
-        model: module or ONNX file.
+        model: module, ONNX file, or a network that was opened before and stays open.
         time_limit: seconds, or None.
         effort: seconds of one core, counted in operations, or None.
         seed: of random starts.
@@ -60,16 +61,19 @@ def decide(
         work = math.inf if limit is not None else EFFORT * clock.SECOND
     else:
         work = parse_seconds(effort, "effort") * clock.SECOND
-    network = Network(model, property_)
-    rest = None if limit is None else max(limit - (clock.now() - began), 1e-9)
-    with closing(network), clock.limited(rest, work):
+    own = not isinstance(model, Network)
+    network = Network(model, property_.inputs) if not isinstance(model, Network) else model
+    with closing(network) if own else nullcontext():
+        network.check(property_)
+        rest = None if limit is None else max(limit - (clock.now() - began), 1e-9)
         task = _Decision(property_, network, limit, work, seed)
-        try:
-            task.run()
-        except clock.Late:
-            task.late()
-        except InputError as error:
-            task.reason = str(error)  # a structure that bounds do not know
+        with clock.limited(rest, work):
+            try:
+                task.run()
+            except clock.Late:
+                task.late()
+            except InputError as error:
+                task.reason = str(error)  # a structure that bounds do not know
     return task.answer(clock.now() - began)
 
 
@@ -87,6 +91,7 @@ class _Decision:
         self.property = property_
         self.seed = seed
         self.network = network
+        self.judge = Judge(network, property_)
         self.found: tuple[Tensor, Tensor, tuple[str, ...]] | None = None
         self.refused = False  # a point that is one in float64, but not in every arithmetic
         self.reason = ""
@@ -116,7 +121,7 @@ class _Decision:
 
     def _accept(self, points: Tensor) -> Tensor | None:
         """One of some full points that is a counterexample; it is kept."""
-        found = self.network.counterexample(points)
+        found = self.judge.first(points)
         if found is None:
             self.refused = True
             return None

@@ -1,7 +1,7 @@
 """Outputs of an ONNX file by onnxruntime, in a process of its own: a file may crash it.
 
-Run as a script with the name of a file it reads points as JSON from standard input and writes
-outputs. It imports neither torch nor the rest of the library.
+Run as a script with the name of a file it reads points as JSON, one line for each call, from
+standard input and writes outputs. It imports neither torch nor the rest of the library.
 """
 
 from __future__ import annotations
@@ -10,35 +10,87 @@ import importlib.util
 import json
 import subprocess
 import sys
+import threading
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 SECONDS = 60.0  # for one call: a file that takes longer is not waited for
 
 
+class Runtime:
+    """A process that evaluates one file; it starts with the first call and ends with `close`.
+
+    Args:
+        file: the network, not compressed.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.usable = importlib.util.find_spec("onnxruntime") is not None
+        self._process: subprocess.Popen[str] | None = None
+
+    def outputs(self, points: list[list[float]]) -> list[list[float]] | None:
+        """Outputs at flat points, or None where onnxruntime is not installed or cannot run the
+        file.
+
+        Args:
+            points: inputs in row-major order.
+        """
+        if not self.usable:
+            return None
+        found: object = None
+        with suppress(OSError, ValueError):
+            found = json.loads(self._asked(json.dumps(points)))
+        if isinstance(found, list) and len(found) == len(points):
+            return found
+        self.usable = False  # it crashed, or took too long
+        self.close()
+        return None
+
+    def _asked(self, line: str) -> str:
+        """The answer to one line; "" where there is none in time."""
+        if self._process is None:
+            # Isolated: nothing of the folder that the command was started in is imported.
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", __file__, str(self.file)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        timer = threading.Timer(SECONDS, process.kill)
+        timer.start()
+        try:
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+            return process.stdout.readline()
+        finally:
+            timer.cancel()
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            with self._process:  # closes the pipes and waits
+                self._process = None
+
+
 def outputs_of(file: Path, points: list[list[float]]) -> list[list[float]] | None:
-    """Outputs at flat points, or None where onnxruntime is not installed or cannot run the file.
+    """Outputs at flat points of one call, or None as `Runtime.outputs`.
 
     Args:
         file: the network, not compressed.
         points: inputs in row-major order.
     """
-    if importlib.util.find_spec("onnxruntime") is None:
-        return None
-    # Isolated: nothing of the folder that the command was started in is imported.
-    command = [sys.executable, "-I", __file__, str(file)]
-    try:
-        done = subprocess.run(
-            command, input=json.dumps(points), capture_output=True, text=True, timeout=SECONDS
-        )
-        found: list[list[float]] = json.loads(done.stdout)
-    except (subprocess.TimeoutExpired, OSError, ValueError):
-        return None
-    return found if done.returncode == 0 and len(found) == len(points) else None
+    with closing(Runtime(file)) as runtime:
+        return runtime.outputs(points)
 
 
-def _run(file: str, points: list[list[float]]) -> list[list[float]]:
-    """Outputs at points, one call for each: most files take a batch of 1."""
+def _serve(file: str) -> None:
+    """Answer every line of points, evaluated one by one: most files take a batch of 1."""
     import numpy as np
 
     runtime: Any = importlib.import_module("onnxruntime")
@@ -49,12 +101,13 @@ def _run(file: str, points: list[list[float]]) -> list[list[float]]:
     first = session.get_inputs()[0]
     shape = [size if isinstance(size, int) and size > 0 else 1 for size in first.shape]
     kind = np.float64 if first.type == "tensor(double)" else np.float32
-    found = []
-    for point in points:
-        x = np.array(point, dtype=kind).reshape(shape)
-        found.append(session.run(None, {first.name: x})[0].astype(np.float64).ravel().tolist())
-    return found
+    for line in sys.stdin:
+        found = []
+        for point in json.loads(line):
+            x = np.array(point, dtype=kind).reshape(shape)
+            found.append(session.run(None, {first.name: x})[0].astype(np.float64).ravel().tolist())
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
-    print(json.dumps(_run(sys.argv[1], json.load(sys.stdin))))
+    _serve(sys.argv[1])

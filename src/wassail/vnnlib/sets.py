@@ -6,6 +6,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING
 from wassail.errors import InputError
 from wassail.threat import parse_seconds
 from wassail.vnnlib.answer import Answer
+from wassail.vnnlib.decide import decide
+from wassail.vnnlib.network import Network
 from wassail.vnnlib.property import Property
 from wassail.vnnlib.reader import content
 from wassail.writing import save, saving
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 STATUS = ("sat", "unsat", "unknown")
 RESULTS = "results.csv"
+NETWORKS = 3  # kept open
 
 
 @dataclass(frozen=True)
@@ -117,22 +121,46 @@ def run_set(
     root = Path(path).parent
     wanted = [i for i in read_instances(path) if only in f"{i.network} {i.question}"]
     few = len(wanted) if count is None else min(count, len(wanted))
-    for instance in (wanted[k * len(wanted) // few] for k in range(few)):
-        key = (instance.network, instance.question)
-        if key not in done:
-            seconds = min(instance.seconds, limit or instance.seconds)
-            done[key] = _answered(instance, root, folder, seconds)
-            _write(folder, list(done.values()))
-            tell(done[key])
-        yield done[key]
+    with closing(_Networks()) as networks:
+        for instance in (wanted[k * len(wanted) // few] for k in range(few)):
+            key = (instance.network, instance.question)
+            if key not in done:
+                seconds = min(instance.seconds, limit or instance.seconds)
+                done[key] = _answered(instance, root, folder, seconds, networks)
+                _write(folder, list(done.values()))
+                tell(done[key])
+            yield done[key]
 
 
-def _answered(instance: Instance, root: Path, folder: Path, seconds: float) -> Result:
+class _Networks:
+    """The networks of the last instances, which are read once."""
+
+    def __init__(self) -> None:
+        self.known: dict[Path, Network] = {}
+
+    def read(self, path: Path) -> Network:
+        """The network in a file."""
+        if path not in self.known:
+            if len(self.known) >= NETWORKS:
+                self.known.pop(next(iter(self.known))).close()
+            self.known[path] = Network(path)
+        return self.known[path]
+
+    def close(self) -> None:
+        """All of them."""
+        for network in self.known.values():
+            network.close()
+
+
+def _answered(
+    instance: Instance, root: Path, folder: Path, seconds: float, networks: _Networks
+) -> Result:
     """One instance; what cannot be read is unknown, with the sentence that says why."""
     key = (instance.network, instance.question)
     try:
         property_ = Property.read(_beside(root / instance.question))
-        answer = property_.decide(_beside(root / instance.network), time_limit=seconds)
+        network = networks.read(_beside(root / instance.network))
+        answer = decide(property_, network, time_limit=seconds)
     except InputError as error:
         return Result(*key, "unknown", 1e-3, "", " ".join(str(error).split()))
     if answer.status == "sat":

@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
+from threading import Lock
 from typing import Any, TypeAlias
 
 from wassail.errors import InputError, reason_of
@@ -54,6 +55,7 @@ LONGEST = 400  # characters of one number
 FARTHEST = 400  # exponent of ten of one number
 WIDEST = 10**4  # bits of an exact number
 MOST_VARIABLES = 10**7
+READING = Lock()  # one file at a time
 WAY_OUT = "write the property as AND and OR of linear inequalities"
 
 Variable: TypeAlias = "tuple[str, int]"  # "X" or "Y", and its place
@@ -117,6 +119,10 @@ class _Reading:
     """
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the file before."""
         self.query = Query()
         self.tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.places: dict[str, set[int]] = {"X": set(), "Y": set()}
@@ -288,7 +294,10 @@ def parse(text: str) -> Query:
         text: of the file.
     """
     try:
-        found: Query = _parser().parse(text)
+        parser, reading = _parser()
+        with READING:
+            reading.begin()
+            found: Query = parser.parse(text)
     except InputError:
         raise
     except Exception as error:  # of the parser library, whatever stands in the file
@@ -303,13 +312,14 @@ def parse(text: str) -> Query:
     return found
 
 
-def _parser() -> Any:
-    """A parser with a reading of its own."""
-    lark = _library()
-    return lark.Lark(GRAMMAR, parser="lalr", transformer=_Reading(), cache=False)
-
-
 @cache
+def _parser() -> tuple[Any, _Reading]:
+    """The parser, made once, and the reading that it fills."""
+    lark = _library()
+    reading = _Reading()
+    return lark.Lark(GRAMMAR, parser="lalr", transformer=reading, cache=False), reading
+
+
 def _library() -> Any:
     try:
         import lark

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import tempfile
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,110 +9,10 @@ from torch.nn import functional as F
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.relax.executed import arithmetic_of
-from wassail.errors import InputError
-from wassail.vnnlib.clauses import Clause, Part, UnsafeSet
-from wassail.vnnlib.reader import compressed, content
-from wassail.vnnlib.runtime import outputs_of
-from wassail.zoo.onnx import load_onnx
+from wassail.vnnlib.clauses import Clause, Part
+from wassail.vnnlib.network import Network
 
-LARGEST = 1 << 31  # bytes of a network: what protobuf holds
-ASKED = 8  # points given to onnxruntime in one call
-CALLS = 16  # of onnxruntime for one property
-
-
-class Network:
-    """A model in float32 and float64, with the file it comes from, if it does.
-
-    Args:
-        model: a module, or an ONNX file (also `.gz`).
-        property_: whose inputs and outputs it must have.
-    """
-
-    def __init__(self, model: nn.Module | str | Path, property_: UnsafeSet) -> None:
-        self.property = property_
-        self.file: Path | None = None
-        self.calls = 0
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        if isinstance(model, nn.Module):
-            own = model
-            self.shape: tuple[int, ...] = tuple(getattr(model, "shape", (property_.inputs,)))
-        elif isinstance(model, (str, Path)):
-            own = self._loaded(Path(model))
-        else:
-            raise InputError("the model is no torch module and no ONNX file: give one of these.")
-        self.own = copy.deepcopy(own).eval()
-        self.wide = copy.deepcopy(own).double().eval()
-        self._check()
-
-    def _loaded(self, path: Path) -> nn.Module:
-        """The module in a file, which is unpacked for onnxruntime."""
-        self.file = path
-        if compressed(path):
-            data = content(path, LARGEST)
-            self._folder = tempfile.TemporaryDirectory()
-            self.file = Path(self._folder.name) / "network.onnx"
-            self.file.write_bytes(data)
-        try:
-            model = load_onnx(self.file)
-        except InputError as error:
-            raise InputError(str(error).replace(str(self.file), str(path))) from None
-        self.shape = tuple(model.shape)
-        return model
-
-    def close(self) -> None:
-        """Remove the unpacked file."""
-        if self._folder is not None:
-            self._folder.cleanup()
-
-    def _check(self) -> None:
-        """Refuse a network that the property is not about."""
-        count = torch.Size(self.shape).numel()
-        if count != self.property.inputs:
-            raise InputError(
-                f"the network takes {count} numbers, the property has {self.property.inputs} "
-                "inputs: give files that belong together."
-            )
-        with torch.no_grad():
-            found = self.wide(torch.zeros(1, *self.shape, dtype=torch.float64))
-        if found.shape != (1, self.property.outputs):
-            raise InputError(
-                f"the network gives outputs of shape {tuple(found.shape[1:])}, the property has "
-                f"{self.property.outputs}: give files that belong together."
-            )
-
-    def counterexample(self, points: Tensor) -> tuple[Tensor, Tensor, tuple[str, ...]] | None:
-        """The first of some points that is a counterexample in every arithmetic, with the outputs
-        there and the arithmetics; None if none is.
-
-        Args:
-            points: float64 `(P, n)`, in the boxes.
-        """
-        # A point that float32 holds is the same one for every runtime.
-        points = torch.cat([points.float().double(), points])[: 2 * CALLS * ASKED]
-        shaped = points.reshape(-1, *self.shape)
-        kind = next((p.dtype for p in self.own.parameters()), torch.float32)
-        with torch.no_grad():
-            wide = self.wide(shaped)
-            own = self.own(shaped.to(kind)).double()
-        good = self.property.violated(points, wide) & self.property.violated(points, own)
-        names = ("float64", str(kind).removeprefix("torch."))
-        for rows in torch.split(good.nonzero()[:, 0], ASKED):
-            if not len(rows):
-                break
-            if self.calls == CALLS:  # it has contradicted every point so far
-                return None
-            third = None
-            if self.file is not None:
-                third = outputs_of(self.file, points[rows].tolist())
-                self.calls += 1
-            if third is None:
-                return points[rows[0]], own[rows[0]], names
-            runtime = torch.tensor(third, dtype=torch.float64)
-            sure = self.property.violated(points[rows], runtime).nonzero()[:, 0]
-            if len(sure):
-                k = sure[0]
-                return points[rows[k]], runtime[k], (*names, "onnxruntime")
-        return None
+GRAPHS = 8  # structures of one network that are kept
 
 
 class Unsafe(nn.Module):
@@ -176,6 +72,7 @@ class Group:
     """
 
     def __init__(self, network: Network, parts: list[Part], worst: bool) -> None:
+        self.network = network
         self.parts = parts
         self.clauses: tuple[Clause, ...] = parts[0].clauses
         self.worst = worst
@@ -216,9 +113,22 @@ class Group:
         return found
 
     def graph(self) -> Graph:
-        """The structure, for bounds on the function of real numbers."""
-        shape = (int(self.free.sum()),)
-        return arithmetic_of(read(self.module, shape, smooth=True), "exact", torch.float64)
+        """The structure, for bounds on the function of real numbers: read once for a network."""
+        known = self.network.graphs
+        if self._key not in known:
+            shape = (int(self.free.sum()),)
+            found = read(self.module, shape, smooth=True)
+            if len(known) >= GRAPHS:
+                known.pop(next(iter(known)))
+            known[self._key] = arithmetic_of(found, "exact", torch.float64)
+        return known[self._key]
+
+    @property
+    def _key(self) -> tuple[object, ...]:
+        """What the function of the free inputs depends on, beside the network."""
+        clauses = tuple(clause.key for clause in self.clauses)
+        fixed = self.module.base.numpy().tobytes()
+        return (self.worst, clauses, self.free.numpy().tobytes(), fixed)
 
     def full(self, points: Tensor) -> Tensor:
         """Points of the free inputs as points of all inputs, exactly."""
