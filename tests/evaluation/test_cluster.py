@@ -33,6 +33,7 @@ from wassail.connection import Link
 from wassail.errors import InputError
 from wassail.evaluation import meter, pieces
 from wassail.evaluation.cluster import Ray, WorkerError
+from wassail.evaluation.jobs import Job, Queue
 from wassail.evaluation.ray import runner as runner_module
 from wassail.evaluation.ray import worker as worker_module
 from wassail.evaluation.store.store import Store
@@ -780,20 +781,36 @@ def test_a_real_sample_that_kills_or_hangs(hang, link, digits, tmp_path) -> None
 
 @needs_ray
 @pytest.mark.slow
-def test_real_workers_killed_every_few_seconds(link, digits, tmp_path) -> None:
+def test_real_workers_killed_after_every_few_tasks(link, digits, tmp_path, monkeypatch) -> None:
+    """No task is killed at each of its tries: that would cut it, and cut chunks round otherwise."""
     model, (x, y) = digits
-    data = (x.repeat(40, 1, 1, 1), y.repeat(40))
-    kills = 0
+    data = (x.repeat(10, 1, 1, 1), y.repeat(10))
+    kills = results = 0
     over = threading.Event()
+    retried: set[Job] = set()
+
+    def failed(queue, job, why) -> None:
+        retried.add(job)
+        really_failed(queue, job, why)
+
+    def done(queue, job, result, seconds) -> None:
+        nonlocal results
+        results += 1
+        retried.discard(job)
+        really_done(queue, job, result, seconds)
+
+    really_failed, really_done = Queue.failed, Queue.done
     evaluate(model, data, tmp_path / "alone")
+    monkeypatch.setattr(Queue, "failed", failed)
+    monkeypatch.setattr(Queue, "done", done)
     with Ray(workers=3) as runner:
 
         def killer() -> None:
             nonlocal kills
             draw = random.Random(0)
-            while not over.wait(draw.uniform(2, 4)):
+            while kills < 5 and not over.wait(0.02):
                 alive = workers_of(os.getpid(), "work")
-                if len(alive) > 1:
+                if results > 8 * kills and len(alive) > 1 and not retried:
                     os.kill(draw.choice(alive), signal.SIGKILL)
                     kills += 1
 
