@@ -209,5 +209,7 @@ SLOPES: dict[str, tuple[str, str]] = {
     "paper": ("L", "Lipschitz constant of the logits, times that of the loss: Corollary 1"),
 }
 PRECISIONS = ("float32", "bfloat16", "float16")  # of the gradients of attacks
-EXPORTS = ("csv", "robustbench", "pt", "npz", "png", "json", "card")
+# The formats of `wassail export`: for papers, for machines, for other people's tools.
+_FOR_PAPERS = ("latex", "csv", "json", "svg", "pdf")
+EXPORTS = (*_FOR_PAPERS, "samples", "robustbench", "pt", "npz", "png", "card")
 FIGURES = ("convergence", "witness", "inclusion", "step", "runtime", "curve", "kappa", "steps")

@@ -183,7 +183,7 @@ def test_attacks_side_by_side(files, capsys, monkeypatch) -> None:
     assert code == 0
     orders: dict[str, list[str]] = {}
     for title, _, rest in (
-        row.partition("Omega_") for row in text.split("all, pooled")[0].splitlines()
+        row.partition(" p=") for row in text.split("all, pooled")[0].splitlines()
     ):
         if rest:
             orders.setdefault(title.strip(), []).append(rest.split()[0])
@@ -277,17 +277,14 @@ def test_evaluate_in_closed_form(files, capsys, monkeypatch, tmp_path) -> None:
             ]
         )
         text = capsys.readouterr().out
-        assert (
-            code == 0
-            and "From both sides (radii by auto, executed arithmetic, 2 of 2 exact" in text
-        )
+        assert code == 0 and "radii by auto, executed arithmetic, 2 of 2 exact" in text
         for order, truth in expected.items():
             row = [
                 line.split()
-                for line in text.split("From both")[1].splitlines()
-                if line.strip().startswith(f"Omega_{order}")
+                for line in text.splitlines()
+                if line.startswith("all, pooled") and f" p={order} " in line
             ]
-            certified, attacked = (float(word) for word in row[0][1:3])
+            certified, attacked = (float(word) for word in row[0][3:5])
             assert certified <= 100 * truth + 1e-9 and attacked >= 100 * truth - 0.005
             assert certified > 100 * truth - 0.02 and attacked < 100 * truth + 0.02, (eps, order)
         headline = re.search(r"Between (\S+) % and (\S+) % stay correct over Omega_1\(", text)
@@ -295,7 +292,7 @@ def test_evaluate_in_closed_form(files, capsys, monkeypatch, tmp_path) -> None:
             headline is not None
             and float(headline[1]) <= 100 * expected["1"] <= float(headline[2]) + 0.005
         )
-        assert (out / "sandwich.png").read_bytes()[:4] == b"\x89PNG"
+        assert (out / "sandwich.svg").read_text().startswith("<svg ")
 
 
 def test_evaluate_writes_what_its_files_give_again(files, capsys, monkeypatch, tmp_path) -> None:
@@ -389,8 +386,9 @@ def test_evaluate_without_matplotlib(files, capsys, monkeypatch, tmp_path) -> No
         )
         == 0
     )
-    assert "no sandwich.png: figures need matplotlib" in capsys.readouterr().out
-    assert (tmp_path / "report.html").exists() and not (tmp_path / "sandwich.png").exists()
+    assert (tmp_path / "report.html").exists() and (tmp_path / "sandwich.svg").exists()
+    assert main(["export", str(tmp_path), "svg", "pdf"]) == 2
+    assert "figures need matplotlib" in capsys.readouterr().err
 
 
 def test_report_compare_and_export_of_runs(files, capsys, monkeypatch, tmp_path) -> None:
@@ -646,13 +644,13 @@ def test_help_is_fast_and_the_demo_runs(tmp_path) -> None:
     for words in (
         *names,
         "on 20 samples of digits",
-        "From both sides",
+        "radii by ",
         "stay correct over Omega_1(0.05)",
         "The first 20 of 500 samples",
         "torch",
     ):
         assert words in done.stdout
-    assert (tmp_path / "sandwich.png").exists() and (tmp_path / "report.html").exists()
+    assert (tmp_path / "sandwich.svg").exists() and (tmp_path / "report.html").exists()
     table = done.stdout.partition("three trainings")[2].splitlines()[1:5]
     assert table[0].split() == ["training", "clean", "certified", "attacked"]
     rows = {row.split()[0]: [float(cell) for cell in row.split()[1:]] for row in table[1:]}

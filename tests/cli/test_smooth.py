@@ -45,7 +45,7 @@ def test_evaluate_is_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     page = tmp_path / "b" / "report.html"
     text = page.read_text()
     assert "smoothed" in text and "SMOOTHED" in shown and "SMOOTHED" in text
-    assert (tmp_path / "b" / "sandwich.png").exists()
+    assert (tmp_path / "b" / "sandwich.svg").exists()
     page.unlink()
     assert main(["report", str(tmp_path / "b")]) == 0
     assert page.read_text() == text

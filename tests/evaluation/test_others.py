@@ -16,7 +16,7 @@ from wassail.evaluation.requirement import parse_requirement
 from wassail.evaluation.summary import summary
 from wassail.report.board import entry
 from wassail.report.card import model_card
-from wassail.report.export import to_csv
+from wassail.report.export import to_samples
 from wassail.report.machine import as_json, schema_text
 from wassail.report.page import report
 from wassail.report.terminal import print_evaluation
@@ -110,7 +110,7 @@ def test_every_report_speaks_of_it(
     feed = entry(run)["others"]
     assert set(feed["orders"]) == {"1", "2", "inf"}
     assert feed["orders"]["1"]["certified"] <= 100 * certified
-    to_csv(run, tmp_path / "samples.csv")
+    to_samples(run, tmp_path / "samples.csv")
     with open(tmp_path / "samples.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     mass = sum(float(r["weight"]) * float(r["others density p=1 eps=0.05"]) for r in rows)

@@ -30,7 +30,7 @@ from wassail.report.page import report
 
 COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "report": lambda run: ["report", str(run)],
-    "csv": lambda run: ["export", str(run), "csv"],
+    "samples": lambda run: ["export", str(run), "samples"],
     "robustbench": lambda run: ["export", str(run), "robustbench", "--dataset", "cifar10"],
     "pt": lambda run: ["export", str(run), "pt"],
     "npz": lambda run: ["export", str(run), "npz"],
@@ -39,7 +39,7 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
 }
 PLACES = {
     "report": "report.html",
-    "csv": "export/samples.csv",
+    "samples": "export/samples.csv",
     "robustbench": "export/robustbench.json",
     "pt": "export/adversarial.pt",
     "npz": "export/flips.npz",
@@ -141,10 +141,10 @@ def test_a_start_up_file_is_not_written_by_an_export(run: Path, tmp_path: Path) 
     (run / "export").mkdir()
     for ending in ("", ".part", ".tmp"):
         (run / "export" / f"samples.csv{ending}").symlink_to(start)
-    assert parser.main(["export", str(run), "csv"]) == 2
+    assert parser.main(["export", str(run), "samples"]) == 2
     assert start.read_text() == "# mine\n"
     (run / "export/samples.csv").unlink()
-    assert parser.main(["export", str(run), "csv"]) == 0
+    assert parser.main(["export", str(run), "samples"]) == 0
     assert start.read_text() == "# mine\n"
     with (run / "export/samples.csv").open(newline="", encoding="utf-8") as file:
         ids = [row["id"] for row in csv.DictReader(file)]
@@ -152,17 +152,16 @@ def test_a_start_up_file_is_not_written_by_an_export(run: Path, tmp_path: Path) 
 
 
 def test_the_pages_of_evaluate_follow_no_link(run: Path, victim: Path) -> None:
-    for name in ("report.html.part", "report.html.tmp", "sandwich.png", "sandwich.png.tmp"):
+    for name in ("report.html.part", "report.html.tmp", "sandwich.svg", "sandwich.svg.tmp"):
         (run / name).symlink_to("../victim")
-    with pytest.raises(InputError, match=r"^'sandwich.png' in '.*' is a symbolic link"):
+    with pytest.raises(InputError, match=r"^'sandwich.svg' in '.*' is a symbolic link"):
         commands._write_pages(ws.Evaluation.load(run), run)
     assert victim.read_text() == "precious"
-    (run / "sandwich.png").unlink()
+    (run / "sandwich.svg").unlink()
     commands._write_pages(ws.Evaluation.load(run), run)
     assert victim.read_text() == "precious"
-    assert (run / "sandwich.png").read_bytes().startswith(b"\x89PNG") and not (
-        run / "sandwich.png"
-    ).is_symlink()
+    assert (run / "sandwich.svg").read_text().startswith("<svg ")
+    assert not (run / "sandwich.svg").is_symlink()
 
 
 @pytest.mark.parametrize(
@@ -182,7 +181,7 @@ def test_links_are_refused_in_what_is_read(
     (run / name).symlink_to(tmp_path / "outside")
     for command in (
         ["report", str(run)],
-        ["export", str(run), "csv"],
+        ["export", str(run), "samples"],
         ["compare", str(run), "-o", str(tmp_path / "c.html")],
     ):
         assert parser.main(command) == 2
@@ -450,7 +449,7 @@ def test_a_reader_that_has_seen_enough(
     assert wait(fork(work, failed=99)) == 0
     assert capfd.readouterr().err == ""
     if command == "evaluate":
-        assert {"report.html", "sandwich.png", "results"} <= set(os.listdir(tmp_path / "run"))
+        assert {"report.html", "sandwich.svg", "results"} <= set(os.listdir(tmp_path / "run"))
 
 
 # Work that grows with the number of samples, and no faster.
@@ -461,7 +460,7 @@ def test_an_export_is_linear_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2, bias=False)).eval()
     signs = torch.tensor([1.0, 1.0, -1.0, -1.0])
     model[1].weight.data.copy_(torch.stack([signs, -signs]))  # a step across the box flips them all
-    names = ("csv", "pt", "npz", "png", "load", "report")
+    names = ("samples", "pt", "npz", "png", "load", "report")
     looks: dict[str, list[int]] = {name: [] for name in names}
     for n in (8, 32):
         x = torch.rand(n, 1, 2, 2, generator=torch.Generator().manual_seed(0))

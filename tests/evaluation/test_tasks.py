@@ -448,7 +448,7 @@ def test_a_table_from_the_command_line(
     assert command("evaluate", *model, *data, *short, *task, *asked, level, "--resume") == 0
     assert "were verified again" in capsys.readouterr().out
     assert command("seal", "run") == 0
-    assert command("export", "run", "csv", "npz", "-o", "out") == 0
+    assert command("export", "run", "samples", "npz", "-o", "out") == 0
     header = (folder / "out" / "samples.csv").read_text().split("\n")[0].split(",")
     assert {"target", "output", "tolerance"} <= set(header)
     inputs = samples(20).float()

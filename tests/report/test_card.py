@@ -120,4 +120,4 @@ def test_a_style_of_the_current_folder_is_not_obeyed(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "run" / "sandwich.png").exists() and not (tmp_path / "hurt").exists()
+    assert (tmp_path / "run" / "sandwich.svg").exists() and not (tmp_path / "hurt").exists()

@@ -14,7 +14,7 @@ from torch import Tensor
 import wassail as ws
 from wassail.evaluation.result import Finding, Row
 from wassail.evaluation.run import Evaluation
-from wassail.report.export import Export, to_csv, to_npz, to_png, to_pt, to_robustbench, write
+from wassail.report.export import Export, to_npz, to_png, to_pt, to_robustbench, to_samples, write
 from wassail.report.png import encode, to_uint8
 from wassail.transport.bootstrap import accuracy, interval
 
@@ -109,7 +109,7 @@ def evaluation(
 
 
 def test_csv_holds_every_number_exactly(run: Evaluation, tmp_path: Path) -> None:
-    done = to_csv(run, tmp_path / "s.csv")
+    done = to_samples(run, tmp_path / "s.csv")
     with (tmp_path / "s.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == N and done == Export(
@@ -134,13 +134,13 @@ def test_csv_holds_every_number_exactly(run: Evaluation, tmp_path: Path) -> None
             run.curve(p)(8 / 255)[1], abs=1e-12
         )
     plain = replace(run, radii=None, exact=None)
-    to_csv(plain, tmp_path / "s.csv")
+    to_samples(plain, tmp_path / "s.csv")
     with (tmp_path / "s.csv").open(newline="", encoding="utf-8") as file:
         assert {(row["radius"], row["exact"]) for row in csv.DictReader(file)} == {("", "")}
 
 
 def test_csv_has_no_formula_and_no_hidden_character(run: Evaluation, tmp_path: Path) -> None:
-    to_csv(run, tmp_path / "s.csv")
+    to_samples(run, tmp_path / "s.csv")
     text = (tmp_path / "s.csv").read_text("utf-8")
     assert all(c.isprintable() or c == "\n" for c in text)
     with (tmp_path / "s.csv").open(newline="", encoding="utf-8") as file:
@@ -395,7 +395,7 @@ def test_what_cannot_be_an_image(run: Evaluation, tmp_path: Path) -> None:
         to_png(replace(run, threats=(ws.Threat("inf", 1, 0.1, None),)), tmp_path / "a")
 
 
-@pytest.mark.parametrize("name", ["csv", "robustbench", "pt", "npz", "png"])
+@pytest.mark.parametrize("name", ["samples", "robustbench", "pt", "npz", "png"])
 def test_every_format_by_its_name(run: Evaluation, tmp_path: Path, name: str) -> None:
     done = write(run, name, tmp_path, MODEL)
     assert (
@@ -406,7 +406,7 @@ def test_every_format_by_its_name(run: Evaluation, tmp_path: Path, name: str) ->
 
 def test_a_place_that_cannot_be_written(run: Evaluation, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for name in ("csv", "robustbench", "pt", "npz", "png"):
+    for name in ("samples", "robustbench", "pt", "npz", "png"):
         with pytest.raises(ws.InputError, match="cannot write") as error:
             write(run, name, tmp_path / "file")
         assert "\n" not in str(error.value)
@@ -445,7 +445,7 @@ def test_no_samples(tmp_path: Path) -> None:
         exact=None,
         images=lambda chosen: (x, x),
     )
-    for name in ("csv", "pt", "npz", "png"):
+    for name in ("samples", "pt", "npz", "png"):
         assert write(empty, name, tmp_path).samples == 0
     with np.load(tmp_path / "flips.npz") as arrays:
         assert arrays["x_adv"].shape == (0, 1, 8, 8)

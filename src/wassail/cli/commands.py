@@ -24,7 +24,6 @@ from wassail.cli.shared import (
     progress,
     runner_of,
     seconds_text,
-    write_picture,
     writing,
 )
 from wassail.cli.signoff import (
@@ -46,7 +45,7 @@ from wassail.cli.task import (
 from wassail.errors import InputError
 from wassail.names import ARITHMETICS, ATTACKS, EXPORTS, FIGURES, PRECISIONS, RADIUS_METHODS
 from wassail.threat import Domain, number, parse_norm, parse_order
-from wassail.writing import make
+from wassail.writing import make, save, saving
 
 if TYPE_CHECKING:
     from wassail.evaluation.notes import Verification
@@ -62,6 +61,9 @@ def models_command(options: argparse.Namespace) -> int:
     for name, description in zoo.builtin().items():
         print(f"{name:16} {description}")
     return 0
+
+
+COMPARED = (".html", ".tex", ".csv", ".json", ".svg", ".pdf")  # what `compare` writes
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def evaluate_command(options: argparse.Namespace) -> int:
             progress=progress(options),
         )
     with quiet_output(options):
-        _print_run(run, None if points is None else options.points, folder)
+        _print_run(run, None if points is None else options.points, folder, options.explain)
     return sign_off(
         options,
         run,
@@ -214,17 +216,18 @@ def _chosen_attacks(
     return before | {name: before.get(name, {}) | own[name] for name in options.add_attack}
 
 
-def _print_run(run: Evaluation, points: str | None, folder: Path | None) -> None:
+def _print_run(run: Evaluation, points: str | None, folder: Path | None, explain: bool) -> None:
     """The run on the terminal, and its pages beside it.
 
     Args:
         run: the evaluation.
         points: the file of adversarial examples that was given, or None.
         folder: the run directory, or None.
+        explain: whether the words are defined at length.
     """
     from wassail.report.terminal import points_text, print_evaluation, print_landmarks
 
-    print_evaluation(run)
+    print_evaluation(run, explain)
     if points is not None:
         print(points_text(run, points))
     if run.landmarks:
@@ -245,18 +248,13 @@ def _attacks_of(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _write_pages(run: Evaluation, folder: Path) -> None:
     """The page and the picture beside the run."""
+    from wassail.report.drawing import figure_of_runs
     from wassail.report.page import write_report
-    from wassail.report.terminal import where
 
     with writing(folder):
         print(f"wrote {write_report(run, folder / 'report.html')}")
-        write_picture(
-            folder,
-            [run.curve(order) for order in run.orders],
-            f"{where(run)}\n{run.headline}",
-            run.threat.eps,
-            run.landmarks,
-        )
+        if len(run):
+            print(f"wrote {save(folder / 'sandwich.svg', figure_of_runs([run]).svg())}")
 
 
 def report_command(options: argparse.Namespace) -> int:
@@ -278,14 +276,32 @@ def report_command(options: argparse.Namespace) -> int:
 
 
 def compare_command(options: argparse.Namespace) -> int:
-    """`wassail compare`."""
+    """`wassail compare`: the table on the terminal, and files by their endings."""
+    paths = [Path(name) for name in options.output or ("compare.html",)]
+    for path in paths:
+        known("ending of a file", [path.suffix], COMPARED)
     import wassail as ws
-    from wassail.report.compare import write_comparison
+    from wassail.report import results
+    from wassail.report.compare import told_apart, write_comparison
+    from wassail.report.drawing import figure_of_runs
+    from wassail.report.terminal import print_comparison
 
-    runs = [ws.Evaluation.load(folder) for folder in options.folders]
-    path = Path(options.output)
-    with writing(path):
-        print(f"wrote {write_comparison(runs, path)}")
+    loaded_runs = [ws.Evaluation.load(folder) for folder in options.folders]
+    print_comparison(loaded_runs)
+    runs = told_apart(loaded_runs)
+    tables = {".tex": results.to_latex, ".csv": results.to_csv, ".json": results.to_json}
+    for path in paths:
+        with writing(path):
+            if path.suffix == ".html":
+                write_comparison(loaded_runs, path)
+            elif path.suffix in tables:
+                save(path, tables[path.suffix](runs))
+            elif path.suffix == ".svg":
+                save(path, figure_of_runs(runs).svg())
+            else:
+                with saving(path) as file:
+                    figure_of_runs(runs).paint(file, "pdf")
+        print(f"wrote {path}")
     return 0
 
 

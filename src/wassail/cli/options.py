@@ -14,7 +14,7 @@ SUMMARY = (
 )
 
 
-RUN_FILES = "the run, report.html and sandwich.png"
+RUN_FILES = "the run, report.html and sandwich.svg"
 
 
 # The demo: samples, of 500; the gap that it closes at its first order, in points; and the seconds
@@ -223,7 +223,7 @@ def cluster_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--chunk-timeout",
         default=None,
-        metavar="SECONDS",
+        metavar="S",
         help="--ray: a chunk that takes longer hangs",
     )
 
@@ -291,6 +291,7 @@ def threat_options(
         help="anyone's adversarial examples, .pt, .npz or .safetensors: flips join the pool",
     )
     group.add_argument("--name", default=None, help="what to call the model (default: MODEL)")
+    group.add_argument("--explain", action="store_true", help="define the words of the table")
     common_options(parser, norm=None, threads=threads, out=out)
 
 

@@ -262,7 +262,7 @@ def _demo_command(children: argparse._SubParsersAction[Any]) -> None:
     """`wassail demo`."""
     demo = children.add_parser(
         "demo",
-        help=f"attack and certify the embedded model on {DEMO_SAMPLES} samples: a minute or two",
+        help=f"attack and certify the embedded model on {DEMO_SAMPLES} samples: about a minute",
     )
     demo.add_argument(
         "model", nargs="?", default="digits-cnn-adv", help="a built-in model (default: %(default)s)"
@@ -372,13 +372,19 @@ def _page_commands(children: argparse._SubParsersAction[Any]) -> None:
     report.set_defaults(run=report_command)
 
     compare = children.add_parser(
-        "compare", help="a leaderboard page of several runs, with paired differences"
+        "compare", help="several runs in one table, as a page, or for a paper"
     )
     compare.add_argument(
         "folders", nargs="+", metavar="RUN", help="the --out of several evaluations"
     )
     compare.add_argument(
-        "-o", "--output", metavar="FILE", default="compare.html", help="default: %(default)s"
+        "-o",
+        "--output",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help=".html a page, .tex .csv .json the table, .svg .pdf the curves; may be given several "
+        "times (default: compare.html)",
     )
     compare.set_defaults(run=compare_command)
 
@@ -468,7 +474,7 @@ def _verify_command(children: argparse._SubParsersAction[Any]) -> None:
 def _export_command(children: argparse._SubParsersAction[Any]) -> None:
     """`wassail export`."""
     export = children.add_parser(
-        "export", help="a run as CSV, RobustBench entry, .pt, NPZ or PNG files"
+        "export", help="a run for a paper or another tool: table, figures, samples, flips"
     )
     export.add_argument("folder", metavar="RUN", help="the --out of an evaluation")
     export.add_argument("formats", nargs="+", metavar="FORMAT", help=f"any of {', '.join(EXPORTS)}")

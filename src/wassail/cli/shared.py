@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from wassail.errors import InputError, unknown
 from wassail.threat import Domain, number, parse_domain, parse_norm
-from wassail.writing import make, saving
+from wassail.writing import make
 
 if TYPE_CHECKING:
     from wassail.evaluation.work import Runner
-    from wassail.transport.picture import Known, Sandwich
     from wassail.zoo.files import Targets
     from wassail.zoo.samples import Data
     from wassail.zoo.source import Source
@@ -191,28 +190,6 @@ def runner_of(options: argparse.Namespace) -> AbstractContextManager[Runner | No
     return Ray(
         options.ray or None, options.workers, gpus, threads=options.threads or 1, timeout=timeout
     )
-
-
-def write_picture(
-    folder: Path,
-    curves: Sequence[Sandwich],
-    title: str,
-    mark: float | None = None,
-    landmarks: Sequence[Known] = (),
-) -> None:
-    """`sandwich.png` in a folder; without matplotlib one sentence instead of it."""
-    from wassail.plots import own_style
-    from wassail.transport.picture import draw_sandwich
-
-    with own_style():
-        try:
-            figure = draw_sandwich(curves, title, mark=mark, landmarks=landmarks)
-        except InputError as error:
-            print(f"no sandwich.png: {error}")
-            return
-        with saving(folder / "sandwich.png") as picture:
-            figure.savefig(picture, format="png", dpi=160)
-    print(f"wrote {folder / 'sandwich.png'}")
 
 
 def progress(options: argparse.Namespace) -> bool:

@@ -21,7 +21,6 @@ from wassail.cli.shared import (
     made_by,
     progress,
     runner_of,
-    write_picture,
     writing,
 )
 from wassail.cli.signoff import NO_SIGN_OFF
@@ -53,7 +52,7 @@ is an error. random: the class of one draw.
 certified: at least so much stays right under every distribution within Wasserstein distance eps.
 attacked: at most so much, under a distribution that was found. Kumar: the bound of Kumar, Levine
 and Feizi (2022) for `random`, from the same draws."""
-FILES = "votes.safetensors, attack.safetensors, smoothing.json, report.html and sandwich.png"
+FILES = "votes.safetensors, attack.safetensors, smoothing.json, report.html and sandwich.svg"
 DRAWS = 1000
 CONFIDENCE = "0.999"
 BUDGETS = ["0", "0.05", "0.1", "0.25", "0.5"]
@@ -173,6 +172,7 @@ def evaluate_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--confidence",
         default=CONFIDENCE,
+        metavar="C",
         help="--smooth: that all that is said holds (default: %(default)s for each side)",
     )
 
@@ -423,11 +423,14 @@ def _write(
 ) -> None:
     """The figures, the page and the picture."""
     from wassail.evaluation.reading import SMOOTHED
-    from wassail.report.smoothing import headline, write_smoothing
+    from wassail.report.drawing import figure
+    from wassail.report.smoothing import write_smoothing
 
     flips = None if found is None else found.flips
     curves = [proof.curve(order, flips) for order in asked.orders]
     with writing(folder):
         save(folder / SMOOTHED, json.dumps(about, indent=1).encode())
         print(f"wrote {write_smoothing(folder, folder / 'report.html')}")
-        write_picture(folder, curves, f"{asked.name}, smoothed: the vote\n{headline(about)}")
+        eps = next((eps for eps in asked.budgets if eps), 0.0)
+        drawn = figure([[curve] for curve in curves], [asked.name], eps)
+        print(f"wrote {save(folder / 'sandwich.svg', drawn.svg())}")

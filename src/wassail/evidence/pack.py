@@ -322,7 +322,7 @@ def statement_of(place: Path) -> Statement:
 def _tidy(run: Path) -> None:
     """Remove what differs from machine to machine, or needs other packages: times and pictures."""
     shutil.rmtree(run / "log", ignore_errors=True)
-    for name in ("sandwich.png", "report.html"):
+    for name in ("sandwich.svg", "report.html"):
         (run / name).unlink(missing_ok=True)
 
 

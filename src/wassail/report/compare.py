@@ -38,6 +38,7 @@ from wassail.report.html import (
     spell,
 )
 from wassail.report.panels import unverified
+from wassail.report.results import half_text, suggestions, threats_of
 from wassail.report.scatter import scatter
 from wassail.threat import Threat, show
 from wassail.writing import save
@@ -60,21 +61,31 @@ def comparison(runs: Sequence[Evaluation]) -> str:
     """The page of `write_comparison` as text."""
     if not runs:
         raise InputError("there is no run to compare: give at least one.")
-    runs = told_apart(runs)
-    groups: dict[tuple[object, ...], list[Evaluation]] = {}
-    for run in runs:
-        own = run.boxes is not None
-        key = (run.threat.norm, run.threat.domain, own, *_shape(run), run.words.kept)
-        groups.setdefault(key, []).append(run)
+    groups = grouped(runs)
     sections = [
-        (f"group-{place}", f"Leaderboard: {_title(group)}", _group(f"group-{place}", group))
-        for place, group in enumerate(groups.values(), 1)
+        (f"group-{place}", f"Leaderboard: {title_of(group)}", _group(f"group-{place}", group))
+        for place, group in enumerate(groups, 1)
     ]
     title = f"{len(runs)} run{'s' if len(runs) > 1 else ''} compared"
     head = render(
         "compare.html.j2", title=title, apart=len(groups) > 1, unverified=unverified(None)
     )
     return document(f"{title} · wassail", head, sections, wide=True)
+
+
+def grouped(runs: Sequence[Evaluation]) -> list[list[Evaluation]]:
+    """The runs that can be ranked together: of one norm, box, shape of samples and task. Their
+    names are told apart.
+
+    Args:
+        runs: evaluations.
+    """
+    groups: dict[tuple[object, ...], list[Evaluation]] = {}
+    for run in told_apart(runs):
+        own = run.boxes is not None
+        key = (run.threat.norm, run.threat.domain, own, *_shape(run), run.words.kept)
+        groups.setdefault(key, []).append(run)
+    return list(groups.values())
 
 
 def told_apart(runs: Sequence[Evaluation]) -> list[Evaluation]:
@@ -101,7 +112,7 @@ def _group(identifier: str, runs: Sequence[Evaluation]) -> Panel:
     baseline = runs[0]
     # One column for one order and eps: a run that was not evaluated there has the figure on its
     # curve.
-    threats = list(dict.fromkeys(threat for run in runs for threat in run.threats))
+    threats = threats_of(runs)
     ranked = sorted(runs, key=lambda run: -_attacked(run, threats[0]))
     drawn = [run for run in runs if len(run)]
     heads: list[str | Head] = ["#", Head("Model", text=True), Head("Data", text=True), "N", "Clean"]
@@ -109,6 +120,7 @@ def _group(identifier: str, runs: Sequence[Evaluation]) -> Panel:
         heads += [Head("Attacked", _short(threat)), Head("Certified", _short(threat))]
         if threat is threats[0]:
             heads.append(Head("Difference to the baseline", _short(threat)))
+            heads.append(Head("50 % at eps", f"p = {spell(threat.order)}"))
     heads.append(Head("Worst finding", text=True))
     rows = [
         _row(rank, _key(drawn, run), run, baseline, threats) for rank, run in enumerate(ranked, 1)
@@ -116,7 +128,8 @@ def _group(identifier: str, runs: Sequence[Evaluation]) -> Panel:
     share = baseline.words.share
     caption = f"Ranked by attacked {share} at {_short(threats[0])}; {baseline.setting}"
     board = Table(caption, heads, rows, f"Leaderboard, {baseline.setting}")
-    remarks = [said(remark, "note") for remark in _remarks(runs, threats)]
+    told = [*_remarks(runs, threats), *suggestions(runs, threats)]
+    remarks = [said(remark, "note") for remark in told]
     dots = scatter(runs, threats[0])
     picture = None if dots is None else render("drawn.html.j2", picture=dots)
     curves = _all_curves(identifier, drawn) if drawn else None
@@ -144,7 +157,7 @@ def _shape(run: Evaluation) -> tuple[object, ...]:
     return tuple(about.get("shape") or ()) if isinstance(about, Mapping) else ()
 
 
-def _title(runs: Sequence[Evaluation]) -> str:
+def title_of(runs: Sequence[Evaluation]) -> str:
     """Norm and box, and the data if they are one."""
     names = {run.data for run in runs}
     task = "" if runs[0].criterion is None else f", {runs[0].words.kept}"
@@ -212,6 +225,8 @@ def _row(
         cells.append(Cell(proved(certified) + mark, certified) if known else Cell("–"))
         if threat is threats[0]:
             cells.append(_difference(run, baseline, threat))
+            half = run.curve(threat.order).inverse(0.5) if len(run) else math.nan
+            cells.append(Cell(half_text(run, threat.order) if len(run) else "–", half))
     return [*cells, _finding(run)]
 
 

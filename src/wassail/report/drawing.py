@@ -18,6 +18,7 @@ import torch
 from markupsafe import Markup
 from torch import Tensor
 
+from wassail.errors import InputError
 from wassail.plots import figure_of, own_style
 from wassail.report.html import LONG, data_block, percent, render, spell, visible
 from wassail.threat import Groups, Threat, show
@@ -57,6 +58,7 @@ INK = {
 }
 SOFT = "#585d66"
 DASHES = {"cursor": (3, 3), "dash-1": (8, 4), "dash-2": (2, 3), "dash-3": (10, 3, 2, 3)}
+GRID = 180  # parts of the axis of a curve
 MOST_GROUPS = 40  # that a page recomputes
 
 
@@ -294,14 +296,18 @@ def axis_end(curves: Iterable[RiskCurve], mark: float) -> float:
     for curve in curves:
         bends = curve.breakpoints()[0]
         ends.append(1.05 * float(bends[int(0.97 * (len(bends) - 1))]))
-    return max(ends)
+    return max(ends) or 1.0
 
 
 def unit_of(threat: Threat, end: float) -> int | None:
     """Budgets of images are read in steps of 8 bits where they were given so, as long as they
     are small ones.
     """
-    return 255 if show(threat.eps).endswith("/255") and end <= 0.6 else None
+    return _unit(threat.eps, end)
+
+
+def _unit(eps: float, end: float) -> int | None:
+    return 255 if show(eps).endswith("/255") and end <= 0.6 else None
 
 
 def ticks(end: float, unit: int | None, most: int) -> list[tuple[float, str]]:
@@ -336,43 +342,80 @@ def still(
         unit: 255 where budgets are read in steps of 8 bits, else None.
         overlay: every run has its own colour for both sides.
     """
-    height, marks = _curves(runs, order, end, unit, overlay)
+    curves = [run.curve(order) for run in runs]
+    landmarks = () if overlay else runs[0].landmarks
+    share = runs[0].words.share
+    height, marks = _curves(curves, end, unit, overlay, landmarks, share)
     head = f"Order {spell(order)}"
-    drawn = Picture(360, height, f"{head}: {runs[0].words.share} against eps", marks)
+    drawn = Picture(360, height, f"{head}: {share} against eps", marks)
     return Markup("<div><h3>{}</h3>{}</div>").format(head, drawn)
 
 
-def figure(runs: Sequence[Evaluation]) -> Picture:
-    """The curves of runs of one norm and domain as a figure for a paper: a panel for each order,
-    and the key of the lines.
+def figure_of_runs(runs: Sequence[Evaluation]) -> Picture:
+    """The curves of runs as a figure for a paper: see `figure`.
 
     Args:
-        runs: one run, with both sides in their colours; or several, each with its own.
+        runs: one, or several of one norm and box.
     """
-    overlay = len(runs) > 1
-    orders = sorted({order for run in runs for order in run.orders})
-    eps = runs[0].threat.eps
-    ends = {order: axis_end([run.curve(order) for run in runs], eps) for order in orders}
-    unit = unit_of(runs[0].threat, max(ends.values()))
+    first = runs[0]
+    if len({(run.threat.norm, run.threat.domain) for run in runs}) > 1:
+        raise InputError(
+            "the runs are for different norms or boxes, whose budgets cannot share an axis: draw "
+            "those of one norm and box."
+        )
+    shown = [run for run in runs if len(run)]
+    if not shown:
+        raise InputError("the run has no samples: there is nothing to draw.")
+    orders = sorted({order for run in shown for order in run.orders})
+    return figure(
+        [[run.curve(order) for run in shown] for order in orders],
+        [run.name for run in shown],
+        first.threat.eps,
+        () if len(shown) > 1 else first.landmarks,
+        first.words.share,
+    )
+
+
+def figure(
+    panels: Sequence[Sequence[RiskCurve]],
+    names: Sequence[str],
+    eps: float,
+    landmarks: Sequence[Any] = (),
+    share: str = "accuracy",
+) -> Picture:
+    """Curves as a figure for a paper: a panel for each order, and the key of the lines.
+
+    Args:
+        panels: the curves of one order each: one, with both sides in their colours, or several,
+            each with its own.
+        names: of the curves of a panel.
+        eps: a budget to point out.
+        landmarks: known shifts.
+        share: what is drawn, in words.
+    """
+    overlay = len(names) > 1
+    ends = [axis_end(curves, eps) for curves in panels]
+    unit = _unit(eps, max(ends))
     marks: list[Mark] = []
     bottom = 0.0
-    for place, order in enumerate(orders):
+    for place, (curves, end) in enumerate(zip(panels, ends)):
         at = 360.0 * place
-        bottom, drawn = _curves(runs, order, ends[order], unit, overlay, at, 22)
-        spelled = "inf" if order == math.inf else f"{order:g}"
-        marks += [label_mark(at + 194, 14, f"order {spelled}", "middle", "strong"), *drawn]
+        bottom, drawn = _curves(curves, end, unit, overlay, landmarks, share, at, eps)
+        order = "inf" if curves[0].order == math.inf else f"{curves[0].order:g}"
+        marks += [label_mark(at + 194, 16, f"order {order}", "middle", "strong"), *drawn]
     keys = [("line attacked", "attacked: at most")]
     if overlay:
-        keys = [(_tone(place), run.name[:60]) for place, run in enumerate(runs)]
+        keys = [(_tone(place), name[:50]) for place, name in enumerate(names)]
         keys.append(("line proved", "thin: certified"))
-    elif runs[0].radii is not None:
+    elif panels[0][0].radii is not None:
         keys.append(("line certified", "certified: at least"))
-    across = max(len(orders), 1)
+    keys.append(("cursor", f"eps {show(eps)}"))
+    across = len(panels)
     for place, (kind, text) in enumerate(keys):
         x, y = 40 + 360.0 * (place % across), bottom + 16 + 18 * (place // across)
         marks += [line_mark(kind, x, y - 4, x + 30, y - 4), label_mark(x + 38, y, text, "start")]
     height = bottom + 14 + 18 * math.ceil(len(keys) / across)
-    return Picture(360.0 * across, height, f"{runs[0].words.share} against eps", marks)
+    return Picture(360.0 * across, height, f"{share} against eps", marks)
 
 
 def _tone(place: int) -> str:
@@ -380,36 +423,55 @@ def _tone(place: int) -> str:
 
 
 def _curves(
-    runs: Sequence[Evaluation],
-    order: float,
+    curves: Sequence[RiskCurve],
     end: float,
     unit: int | None,
     overlay: bool,
-    at: float = 0.0,
-    above: float = 0.0,
+    landmarks: Sequence[Any],
+    share: str,
+    left: float = 0.0,
+    eps: float | None = None,
 ) -> tuple[float, list[Mark]]:
-    """The height and the marks of the curves of one order, `at` pixels to the right and `above`
-    pixels down.
+    """The height and the marks of the curves of one order; in a figure `left` pixels to the right,
+    with room for a title and an eps that is pointed out.
     """
-    named = [] if overlay else [m for m in runs[0].landmarks if m.eps.get(order, math.inf) <= end]
-    top = above + 10 + (STRIP if named else 0)
-    axes = Axes(end, at + 360, top + 240, at + 40, at + 348, top, top + 202)
-    parts = axes.frame(ticks(end, unit, 4), f"{runs[0].words.share} in % against eps")
-    where = np.linspace(0, end, 181).tolist()
-    for place, run in enumerate(runs):
-        curve = run.curve(order)
-        sides = list(zip(*(curve(eps) for eps in where)))
-        below, above_ = ([axes.at(eps, s) for eps, s in zip(where, side)] for side in sides)
+    order = curves[0].order
+    named = [mark for mark in landmarks if mark.eps.get(order, math.inf) <= end]
+    top = 10 + (STRIP if named else 0) + (0 if eps is None else 22)
+    axes = Axes(end, left + 360, top + 240, left + 40, left + 348, top, top + 202)
+    parts = axes.frame(ticks(end, unit, 4), f"{share} in % against eps")
+    for place, curve in enumerate(curves):
+        below, above = (_trace(axes, curve, side) for side in ("certified", "attacked"))
         tone = _tone(place)
         if curve.radii is not None and not overlay:
             floor = [(axes.right, axes.bottom), (axes.left, axes.bottom)]
             parts.append(path_mark("area certified", [*below, *floor], closed=True))
-            parts.append(path_mark("area band", [*above_, *below[::-1]], closed=True))
+            parts.append(path_mark("area band", [*above, *below[::-1]], closed=True))
         if curve.radii is not None:
             kind = tone.replace("line", "line proved") if overlay else "line certified"
             parts.append(path_mark(kind, below))
-        parts.append(path_mark(tone if overlay else "line attacked", above_))
+        parts.append(path_mark(tone if overlay else "line attacked", above))
+    if eps is not None:
+        x = axes.at(eps, 0)[0]
+        parts.append(line_mark("cursor", x, axes.top, x, axes.bottom))
     return axes.height, parts + _landmark_marks(axes, order, named)
+
+
+def _trace(axes: Axes, curve: RiskCurve, side: str) -> list[Point]:
+    """The line of one side from eps 0 to the end of the axis, read off its bends: between two of
+    them the accuracy is linear in `eps^p`, at order inf it is constant.
+    """
+    if side == "certified" and curve.radii is None:
+        return []
+    where = np.linspace(0, axes.end, GRID + 1)
+    bends, heights = (part.numpy() for part in curve.breakpoints(side))
+    if curve.order == math.inf:
+        shares = heights[np.searchsorted(bends, where, "right") - 1]
+    else:
+        with np.errstate(over="ignore"):  # far beyond the axis
+            costs = (bends / axes.end) ** curve.order
+        shares = np.interp((where / axes.end) ** curve.order, costs, heights)
+    return [axes.at(eps, share) for eps, share in zip(where.tolist(), shares.tolist())]
 
 
 def _landmark_marks(axes: Axes, order: float, landmarks: Sequence[Any]) -> list[Mark]:
@@ -459,16 +521,12 @@ def orders_picture(run: Evaluation) -> Picture:
     axes = Axes(end)
     below = f"{run.words.share} in % against eps"
     parts = axes.frame(ticks(end, unit_of(run.threat, end), 8), below)
-    where = np.linspace(0, end, 121).tolist()
     for place, order in enumerate(USUAL):
-        certified, attacked = zip(*(run.curve(order)(eps) for eps in where))
         tone = f"run run-{place} dash-{place}"
-        sides = {f"line {tone}": attacked}
+        curve = run.curve(order)
+        parts.append(path_mark(f"line {tone}", _trace(axes, curve, "attacked")))
         if run.radii is not None:
-            sides[f"line proved {tone}"] = certified
-        for kind, side in sides.items():
-            points = [axes.at(eps, height) for eps, height in zip(where, side)]
-            parts.append(path_mark(kind, points))
+            parts.append(path_mark(f"line proved {tone}", _trace(axes, curve, "certified")))
     at = axes.at(run.threat.eps, 0)[0]
     parts.append(line_mark("axis", at, axes.top, at, axes.bottom))
     parts.append(label_mark(at + 4, axes.top + 10, f"eps {show(run.threat.eps)}", "start"))

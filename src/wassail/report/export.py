@@ -1,5 +1,5 @@
-"""A run for other people's tools: CSV, RobustBench's entry and its tensor of adversarial images,
-NPZ, PNG.
+"""A run for papers and other people's tools: the table of results, figures, one line a sample,
+RobustBench's entry and its tensor of adversarial images, NPZ, PNG.
 
 Everything is read from the run in blocks of samples, so memory does not grow with their number;
 only a `.pt` file is one tensor and has to be held. A file is there complete or not at all. Points
@@ -14,7 +14,7 @@ import json
 import math
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -34,7 +34,9 @@ from wassail.geometry import distances as distances_between
 from wassail.losses import flip_tolerance
 from wassail.names import EXPORTS
 from wassail.network import Model
+from wassail.report import results
 from wassail.report.card import model_card
+from wassail.report.drawing import figure_of_runs
 from wassail.report.machine import as_json
 from wassail.report.png import encode, to_uint8
 from wassail.specification import labels_at
@@ -44,6 +46,11 @@ from wassail.transport.flips import Flips
 from wassail.writing import FilePath, cell, save, saving, saving_folder, visible
 
 FORMATS = EXPORTS
+TABLES: dict[str, Callable[[Sequence[Evaluation]], str]] = {
+    "latex": results.to_latex,
+    "csv": results.to_csv,
+}
+SUFFIXES = {"latex": "tex", "csv": "csv"}
 BLOCK = 100  # samples read at once
 ID_BYTES = 1 << 29  # that the ids may take as an array
 # RobustBench's boards and the eps of each; how many samples its figures are for.
@@ -85,8 +92,16 @@ def write(
     model: looks at the flips again; dataset: RobustBench's name of the data.
     """
     place = Path(folder)
-    if name == "csv":
-        return to_csv(run, place / "samples.csv")
+    if name in TABLES:
+        return _text(run, place / f"table.{SUFFIXES[name]}", TABLES[name]([run]))
+    if name == "svg":
+        return _text(run, place / "curves.svg", figure_of_runs([run]).svg())
+    if name == "pdf":
+        with saving(place / "curves.pdf") as file:
+            figure_of_runs([run]).paint(file, "pdf")
+        return Export(place / "curves.pdf", len(run), _count(run))
+    if name == "samples":
+        return to_samples(run, place / "samples.csv")
     if name == "robustbench":
         return to_robustbench(run, place / "robustbench.json", dataset=dataset)
     if name == "pt":
@@ -138,7 +153,7 @@ def _own_columns(run: Evaluation) -> tuple[list[str], list[list[float]]]:
     return titles, columns
 
 
-def to_csv(run: Evaluation, path: FilePath) -> Export:
+def to_samples(run: Evaluation, path: FilePath) -> Export:
     """One line a sample: id, weight, classes, nearest flip, radius, and the share of it that the
     budget of each threat buys.
 

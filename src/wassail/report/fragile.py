@@ -32,8 +32,9 @@ SEEN = 0.01  # of the largest change: less is called no move
 
 def fragile_panel(run: Evaluation, count: int) -> Panel | None:
     """The samples with the nearest flips: sample, flip and their difference, enlarged."""
-    order = run.distances.sort(stable=True)[1]
-    chosen = [i for i in order.tolist() if 0 < float(run.distances[i]) < math.inf][:count]
+    order = run.distances.sort(stable=True).indices
+    known = (run.distances > 0) & run.distances.isfinite()
+    chosen: list[int] = order[known[order]][:count].tolist()
     if not chosen:
         return None
     samples, flips = run.images(chosen)

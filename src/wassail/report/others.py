@@ -40,28 +40,6 @@ def figures(run: Evaluation, threat: Threat) -> tuple[float, float, tuple[float,
     return *curve(threat.eps), sure
 
 
-def terminal_table(run: Evaluation, make: Any) -> Any:
-    """A rich table with one line for each threat.
-
-    Args:
-        run: an evaluation with others.
-        make: makes an empty table of the given columns.
-    """
-    columns = ("certified %", "attacked %", "all inputs: at least %", "at most %")
-    shown = make("with others", None, columns)
-    known = run.radii is not None
-    for threat in run.others_threats:
-        low, high, sure = figures(run, threat)
-        shown.add_row(
-            f"Omega_{threat.order:g}({show(threat.eps)})",
-            f"[bold]{floor_percent(low)}" if known else "",
-            f"[bold]{ceil_percent(high)}",
-            floor_percent(sure[0]) if known and sure else "",
-            ceil_percent(sure[1]) if sure else "",
-        )
-    return shown
-
-
 def others_panel(run: Evaluation) -> Panel | None:
     """The panel of the page: one line for each threat, and the ranges of the groups.
 

@@ -1,9 +1,8 @@
-"""An evaluation on the terminal: the table of attacks, both sides where radii were certified,
-findings, one headline.
-"""
+"""An evaluation on the terminal: the headline, one table, findings; more with `--explain`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from wassail.evaluation.conditions import conditions
@@ -12,77 +11,102 @@ from wassail.evaluation.run import Evaluation
 from wassail.evaluation.signoff import others_population, population_sentence
 from wassail.evaluation.units import units_text
 from wassail.network import versions
+from wassail.report import results
+from wassail.report.compare import grouped, title_of
 from wassail.report.landmarks import LEAD
 from wassail.report.landmarks import terminal_table as landmarks_table
 from wassail.report.others import DEFINITIONS as OTHERS_DEFINITIONS
-from wassail.report.others import terminal_table as others_table
-from wassail.report.others import terms
+from wassail.report.others import figures, terms
 from wassail.report.population import DEFINITIONS as POPULATION_DEFINITIONS
 from wassail.report.population import advice, terminal_table
-from wassail.threat import box_text, ceil_percent, floor_percent, show
+from wassail.threat import Threat, box_text, ceil_percent, floor_percent, show
 from wassail.zoo.classes import classes_text
 
+WIDEST = 400  # characters of a line
+LEGEND = """\
+In %. Over all distributions within Wasserstein-p distance eps of the data. certified: proved, at
+least this; attacked: found, at most this; the truth lies between. --explain says more."""
 DEFINITIONS = """\
 Omega_p: all distributions within Wasserstein-p distance eps of the data; at order inf every sample
 may move by eps.
-{share}: mass of the adversarial distribution that is {kept}, rounded up;
+attacked: mass of the adversarial distribution that is {kept}, rounded up;
 {tie}. Lower = stronger. WDA moves the share 1/kappa of every sample by up to kappa^(1/p) eps.
 WDA++, nearest and other attacks for the nearest flip spend the budget on the nearest flips first;
 nearest is our engine, WDA++ the paper's. W-PGD moves all samples at once. Attacks with a ball for
 every sample (APGD, AutoAttack, A3, ...) answer Omega_inf; pooled, their flips serve all.
-spent: what the flips cost, as a share of eps. Points that moved and flipped nothing are left out:
-the {share} is the same without them (Distribution.spent; Distribution.cost counts them).
-F + B: forward and backward passes, mean per sample that was correct to begin with.
-95 %: interval for all inputs that the samples were drawn from; its coverage is guaranteed."""
-SANDWICH_DEFINITIONS = """\
 certified: proved. Every distribution in Omega_p(eps) has at least this {share}, because no point
-within a sample's radius is {wrong}; rounded down.
-attacked: all attacks pooled. The truth lies between the two.
-gap: what is not known, in percentage points; largest: over all eps.
-50 % at eps: the {share} falls to one half somewhere between these two budgets."""
-
-
-def defined(run: Evaluation, text: str) -> str:
-    """Definitions in the words of a run."""
-    words = run.words
-    return text.format(share=words.share, kept=words.kept, wrong=words.wrong, tie=words.tie)
+within a sample's radius is {wrong}; rounded down. The truth lies between the two.
+95 %: interval for all inputs that the samples were drawn from; its coverage is guaranteed.
+50 % at eps: the {share} falls to one half somewhere between these two budgets.
+F + B: forward and backward passes, mean per sample that was correct to begin with."""
 
 
 def console() -> Any:
-    """Where results are printed: tables are never wrapped."""
+    """Where results are printed: tables are never cut."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=True)
+    return Console(highlight=False, soft_wrap=True, width=WIDEST)
 
 
-def print_evaluation(run: Evaluation) -> None:
-    """Everything a person wants to see at the end of a run."""
-    _print_attacks(run)
-    if run.radii is not None:
-        _print_sandwich(run)
+def print_evaluation(run: Evaluation, explain: bool = False) -> None:
+    """Everything a person wants to see at the end of a run, the headline first.
+
+    Args:
+        run: the evaluation.
+        explain: whether the words are defined at length, and sampling has a table of its own.
+    """
     out = console()
-    named = classes_text(run.classes, run.info.get("data") or {})
-    if named is not None:
-        out.print(_plain(named))
+    out.print(f"[dim]{_plain(where(run))}[/dim]")
+    out.print(f"[bold]{_plain(run.headline)}[/bold] (clean {100 * run.clean:.2f} %{_error(run)})")
+    out.print(_plain(run.definition))
+    out.print(_results(run))
+    if run.radii is not None:
+        out.print(_plain(_radii(run)))
+    words = run.words
+    told = DEFINITIONS.format(share=words.share, kept=words.kept, wrong=words.wrong, tie=words.tie)
+    out.print(_plain(told if explain else LEGEND))
     sentence = population_sentence(run)
-    if sentence is not None:
-        out.print(terminal_table(run, _table))
+    if explain and sentence is not None:
+        out.print(terminal_table(run, table_of))
         out.print(POPULATION_DEFINITIONS)
-    if run.others and len(run):
-        out.print(others_table(run, _table))
+    if explain and run.others and len(run):
         out.print(f"{_plain(terms(run))}\n{OTHERS_DEFINITIONS}")
+    named = classes_text(run.classes, run.info.get("data") or {})
+    more = (named, *conditions(run), sentence, advice(run))
+    for text in (*more, run.others_sentence, others_population(run)):
+        if text is not None:
+            out.print(_plain(text))
     for finding in run.findings:
         if finding.level != "ok":
             out.print(f"[bold]{finding.level}[/bold]: {_plain(finding.text)}")
-    out.print(
-        f"[bold]{_plain(run.headline)}[/bold] (clean {100 * run.clean:.2f} "
-        f"%{_error(run)}):\n{_plain(run.definition)}"
-    )
-    shown = (*conditions(run), sentence, advice(run), run.others_sentence, others_population(run))
-    for text in shown:
-        if text is not None:
-            out.print(_plain(text))
     out.print(f"[dim]{_plain(made(run))}[/dim]")
+
+
+def print_comparison(runs: Sequence[Evaluation]) -> None:
+    """Several runs: a table for each norm and box, and an eps where a threat tells nothing apart.
+
+    Args:
+        runs: evaluations.
+    """
+    out = console()
+    for group in grouped(runs):
+        threats = results.threats_of(group)
+        heads = [_over(threat, True) for threat in threats]
+        half = f"50 % at eps, p={threats[0].order:g}"
+        table = table_of("run", None, ("N", "clean", *heads, half))
+        for run in group:
+            figures = [_between(*results.sides(run, threat)) for threat in threats]
+            clean = f"{100 * run.clean:.2f}"
+            between = results.half_text(run, threats[0].order) if len(run) else ""
+            table.add_row(_plain(run.name), f"{len(run):,}", clean, *figures, between)
+        out.print(f"[bold]{_plain(title_of(group))}[/bold], certified..attacked in %")
+        out.print(table)
+        for text in results.suggestions(group, threats):
+            out.print(_plain(text))
+
+
+def _between(certified: str, attacked: str) -> str:
+    return attacked if certified == "–" else f"{certified}..{attacked}"
 
 
 def _error(run: Evaluation) -> str:
@@ -94,7 +118,7 @@ def _error(run: Evaluation) -> str:
 def print_landmarks(run: Evaluation) -> None:
     """Known shifts, their eps and the accuracy under them."""
     out = console()
-    out.print(landmarks_table(run, _table))
+    out.print(landmarks_table(run, table_of))
     out.print(LEAD)
 
 
@@ -117,90 +141,62 @@ def made(run: Evaluation) -> str:
     )
 
 
-def _print_attacks(run: Evaluation) -> None:
-    share = "accuracy %" if run.criterion is None else "right %"
-    table = _table("attack", "over", (share, "95 %", "spent", "F + B", "time s"))
-    table.add_row(
-        "none (clean)",
-        "data",
-        f"{100 * run.clean:.2f}",
-        _span(run.clean_interval),
-        "0",
-        "1 + 0",
-        "",
-    )
+def _results(run: Evaluation) -> Any:
+    """The table: clean, every attack over every threat, then all of them with what is proved."""
+    columns = ("certified", "attacked", "95 %", "50 % at eps", "F + B", "time s")
+    table = table_of("attack", "over", columns)
+    clean = f"{100 * run.clean:.2f}"
+    table.add_row("none (clean)", "data", "", clean, _span(run.clean_interval), "", "1 + 0", "")
     several = len({threat.eps for threat in run.threats}) > 1
     before: Row | None = None
     for row in run.rows:
-        same = (
-            before is not None
-            and (before.attack, before.title) == (row.attack, row.title)
-            and row.seconds is None
-        )
-        effort = (
-            ("same", "")
-            if same
-            else (_passes(row), "" if row.seconds is None else f"{row.seconds:.1f}")
-        )
-        table.add_row(
-            _plain(row.title),
-            _over(row, several),
-            ceil_percent(row.accuracy),
-            _span(row.interval),
-            _spent(row),
-            *effort,
-        )
+        known = before is not None and (before.attack, before.title) == (row.attack, row.title)
+        effort = ("same", "")
+        if not known or row.seconds is not None:
+            seconds = "" if row.seconds is None else f"{row.seconds:.1f}"
+            effort = (f"{row.forwards:.0f} + {row.backwards:.0f}", seconds)
+        over = _over(row.threat, several)
+        figure = ceil_percent(row.accuracy)
+        table.add_row(_plain(row.title), over, "", figure, _span(row.interval), "", *effort)
         before = row
     table.add_section()
     for row in run.best:
-        bold = f"[bold]{ceil_percent(row.accuracy)}"
+        order = row.threat.order
+        certified = run.curve(order)(row.threat.eps)[0]
         table.add_row(
             f"[bold]{row.title}",
-            _over(row, several),
-            bold,
+            _over(row.threat, several),
+            "" if run.radii is None else f"[bold]{floor_percent(certified)}",
+            f"[bold]{ceil_percent(row.accuracy)}",
             _span(row.interval),
-            _spent(row),
+            results.half_text(run, order),
             "",
             "",
         )
-    out = console()
-    out.print(f"[bold]{_plain(where(run))}[/bold]")
-    out.print(table)
-    out.print(_plain(defined(run, DEFINITIONS)))
+    for threat in run.others_threats if len(run) else ():
+        low, high, _ = figures(run, threat)
+        proof = "" if run.radii is None else floor_percent(low)
+        over = _over(threat, several)
+        table.add_row("with others", over, proof, ceil_percent(high), *[""] * 4)
+    return table
 
 
-def _print_sandwich(run: Evaluation) -> None:
-    assert run.exact is not None
-    several = len({threat.eps for threat in run.threats}) > 1
-    table = _table("over", None, ("certified %", "attacked %", "gap", "largest gap", "50 % at eps"))
-    for row in run.best:
-        curve = run.curve(row.threat.order)
-        (certified, attacked), (gap, at) = curve(row.threat.eps), curve.largest_gap()
-        table.add_row(
-            _over(row, several),
-            f"[bold]{floor_percent(certified)}",
-            f"[bold]{ceil_percent(attacked)}",
-            f"{100 * (attacked - certified):.2f}",
-            f"{100 * gap:.2f} at {at:.3g}",
-            f"{curve.inverse(0.5, 'certified'):.3g}..{curve.inverse(0.5):.3g}",
-        )
+def _radii(run: Evaluation) -> str:
+    """How the radii were found."""
     seconds = run.certificate.get("seconds")
     spent = "" if seconds is None else f", {seconds:.1f} s"
-    exact = f"{int(run.exact.sum())} of {len(run)} exact"
-    how = (
-        f"{run.certificate.get('method')}, {run.certificate.get('arithmetic', 'exact')} arithmetic"
-    )
-    out = console()
-    out.print(f"[bold]From both sides[/bold] (radii by {_plain(how)}, {exact}{spent})")
-    out.print(table)
-    out.print(_plain(defined(run, SANDWICH_DEFINITIONS)))
+    exact = 0 if run.exact is None else int(run.exact.sum())
+    method = run.certificate.get("method")
+    arithmetic = run.certificate.get("arithmetic", "exact")
+    return f"radii by {method}, {arithmetic} arithmetic, {exact} of {len(run)} exact{spent}"
 
 
-def _table(first: str, second: str | None, rest: tuple[str, ...]) -> Any:
+def table_of(first: str, second: str | None, rest: tuple[str, ...]) -> Any:
+    """An empty table: one or two columns of text, the rest of figures."""
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for name in (first, second):
         if name is not None:
             table.add_column(name, no_wrap=True)
@@ -209,16 +205,8 @@ def _table(first: str, second: str | None, rest: tuple[str, ...]) -> Any:
     return table
 
 
-def _over(row: Row, several: bool) -> str:
-    return f"Omega_{row.threat.order:g}" + (f"({show(row.threat.eps)})" if several else "")
-
-
-def _spent(row: Row) -> str:
-    return f"{100 * row.cost / row.threat.eps:.1f} %"
-
-
-def _passes(row: Row) -> str:
-    return f"{row.forwards:.0f} + {row.backwards:.0f}"
+def _over(threat: Threat, several: bool) -> str:
+    return f"p={threat.order:g}" + (f" eps {show(threat.eps)}" if several else "")
 
 
 def _span(interval: tuple[float, float]) -> str:

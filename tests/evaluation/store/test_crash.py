@@ -28,10 +28,9 @@ from wassail.evaluation.work import Local
 from wassail.report.compare import write_comparison
 from wassail.report.export import write
 from wassail.report.page import write_report
-from wassail.transport import picture
 
 THREATS = [ws.Threat("inf", order, 0.6) for order in (1, "inf")]
-FORMATS = ("csv", "robustbench", "pt", "npz", "png")
+FORMATS = ("samples", "robustbench", "pt", "npz", "png")
 Tree = dict[str, bytes | None]  # files by name, None for a folder
 CALLS = ("open", "write", "fsync", "replace", "unlink", "mkdir", "rmdir")
 
@@ -276,13 +275,6 @@ LARGE = {
 }  # those with many points: of these every so-many-th here, all if slow
 
 
-class Picture:
-    """In place of matplotlib's, which takes a second."""
-
-    def savefig(self, file: Any, **_: Any) -> None:
-        file.write(b"PNG")
-
-
 def results(run: Path) -> Tree:
     """All files of a run but its log; a leftover of an unfinished write counts."""
     return {
@@ -307,7 +299,6 @@ def tried(
     monkeypatch.setattr(
         reading, "guaranteed_interval", lambda *_, **__: (0.0, 1.0)
     )  # arithmetic, and most of the time
-    monkeypatch.setattr(picture, "draw_sandwich", lambda *_, **__: Picture())
     command = COMMANDS[name]
     root = place / "disk"
     root.mkdir()
