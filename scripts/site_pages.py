@@ -1,4 +1,4 @@
-"""Two pages of the documentation site are files of the repository: a hook of mkdocs.
+"""A hook of mkdocs: two pages are files of the repository, and every page says its version.
 
 The site has the changelog and the guide for contributors. In docs/ there is a line in the place of
 each; here it is exchanged for the file, with links that lead to the pages of the site.
@@ -6,8 +6,10 @@ each; here it is exchanged for the file, with links that lead to the pages of th
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,20 @@ PAGES = {
 }
 # Files that are no page of the site: their links become plain text.
 NO_PAGES = ("README.md", "CITATION.cff", "LICENSE", "notebooks/")
+
+
+def on_config(config: Any) -> Any:
+    """Put the version below every page, and the address where a workflow publishes the site.
+
+    Args:
+        config: mkdocs' configuration.
+    """
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    config.copyright = f"wassail {version}, MIT licence"
+    owner, slash, name = os.environ.get("GITHUB_REPOSITORY", "").partition("/")
+    if slash:
+        config.site_url = f"https://{owner.lower()}.github.io/{name}/"
+    return config
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ PAGES = sorted(path.relative_to(DOCS) for path in DOCS.rglob("*.md"))
 SITE = [page for page in PAGES if page.parts[0] != "lab-notes"]
 MARKDOWN_LINK = re.compile(r"\]\(([^)\s]+)\)")
 site_pages = script("site_pages")
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
 def placed(nav: Any) -> list[str]:
@@ -116,6 +119,17 @@ def test_every_recipe_runs(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     names: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, f"{name}.md", "exec"), names)
+
+
+def test_every_page_says_its_version_and_where_it_is_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GITHUB_REPOSITORY", "Owner/wassail")
+    config = site_pages.on_config(SimpleNamespace(site_url=None))
+    assert VERSION in config.copyright
+    assert config.site_url == "https://owner.github.io/wassail/"
+    monkeypatch.delenv("GITHUB_REPOSITORY")
+    assert site_pages.on_config(SimpleNamespace(site_url=None)).site_url is None
 
 
 def test_nothing_of_the_site_comes_from_elsewhere() -> None:
