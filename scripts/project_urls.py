@@ -1,12 +1,15 @@
-"""The addresses of the project for its packages: a hook of hatchling.
+"""The addresses of the project and its README for packages: a hook of hatchling.
 
 They are those of the repository that the packages are built from. GitHub's runners name it; built
-anywhere else the packages carry no address, rather than one that may be wrong.
+anywhere else the packages carry no address, rather than one that may be wrong. A package index
+knows no files of the repository, so the README's links and pictures get the same address.
 """
 
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
@@ -31,8 +34,28 @@ def addresses(server: str, repository: str) -> dict[str, str]:
     }
 
 
+def readme(text: str, server: str, repository: str) -> str:
+    """The README with links and pictures that lead from a package index to the repository.
+
+    Args:
+        text: Markdown.
+        server: address of the host.
+        repository: "owner/name", or nothing; then the text stays as it is.
+    """
+    home = addresses(server, repository).get("Homepage")
+    if home is None:
+        return text
+
+    def link(found: re.Match[str]) -> str:
+        mark, label, target = found.groups()
+        view = "raw" if mark else "blob"
+        return f"{mark}[{label}]({home}/{view}/main/{target})"
+
+    return re.sub(r"(!?)\[([^]]*)\]\((?!\w+:|#)([^)]+)\)", link, text)
+
+
 class ProjectUrls(MetadataHookInterface):
-    """`[project.urls]`, which pyproject.toml leaves to this hook."""
+    """`urls` and `readme` of `[project]`, which pyproject.toml leaves to this hook."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         """Put the addresses in.
@@ -40,5 +63,7 @@ class ProjectUrls(MetadataHookInterface):
         Args:
             metadata: the table `[project]`.
         """
-        server = os.environ.get("GITHUB_SERVER_URL", "")
-        metadata["urls"] = addresses(server, os.environ.get("GITHUB_REPOSITORY", ""))
+        place = os.environ.get("GITHUB_SERVER_URL", ""), os.environ.get("GITHUB_REPOSITORY", "")
+        metadata["urls"] = addresses(*place)
+        text = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+        metadata["readme"] = {"content-type": "text/markdown", "text": readme(text, *place)}

@@ -152,7 +152,13 @@ def test_addresses_are_those_of_the_repository(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("GITHUB_REPOSITORY", "Owner/wassail")
     metadata: dict[str, Any] = {}
     hook.ProjectUrls().update(metadata)
-    assert metadata == {"urls": found}
+    assert metadata["urls"] == found
+    text = metadata["readme"]["text"]
+    assert "(https://host/Owner/wassail/blob/main/docs/theory.md)" in text
+    assert "(https://host/Owner/wassail/raw/main/docs/site/curve.png)" in text
+    assert not re.search(r"\]\((?!https:)", text)
+    plain = (ROOT / "README.md").read_text()
+    assert hook.readme(plain, "", "") == plain
 
 
 def test_every_extra_is_told() -> None:
