@@ -9,7 +9,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pyte
 # To prepare all asserts for messages takes each worker 11 seconds: those of tests that fail get theirs in a second run.
 TOLD = $(PYTEST) --assert=plain $(1) || { $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(1); exit 1; }
 
-.PHONY: demo test test-slow test-all test-kernels test-browser test-mutants fuzz lint docs wheel-test format bench train clean
+.PHONY: demo test test-slow test-all test-kernels test-browser test-mutants fuzz lint docs wheel-test format results train clean
 .DEFAULT_GOAL := demo
 
 # LOCKED=1 takes every package by the SHA-256 of requirements-lock.txt (torch by its version), and builds with those.
@@ -77,8 +77,10 @@ format: .venv/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/dev  ## the benchmarks, printed to docs/
-	$(BIN)/python benchmarks/run.py
+STAGES ?=
+results: .venv/dev  ## the figures of the pages, what is missing of them; STAGES="attacks gaps" for some
+	$(BIN)/python -m benchmarks.results $(STAGES)
+	$(BIN)/python -m benchmarks.pages
 
 train: .venv/dev  ## rebuild the embedded data and networks
 	$(PIP) --editable ".[train]"

@@ -1,0 +1,1 @@
+"""Figures of the pages: `benchmarks.results` measures them, `benchmarks.pages` writes them."""

@@ -1,0 +1,25 @@
+"""Which rooms of src/wassail a stage depends on: a change of another room leaves its figures as
+they are.
+"""
+
+BASE = (
+    "device.py",
+    "geometry.py",
+    "losses.py",
+    "network.py",
+    "plane_steps.py",
+    "rounding.py",
+    "specification.py",
+    "threat.py",
+    "ties.py",
+)
+CURVES = ("transport",)
+ATTACKS = (*BASE, *CURVES, "attacks")
+PROOFS = (*ATTACKS, "certificates")
+CONSTANTS = ("device.py", "rounding.py", "certificates")
+SMOOTHING = (*PROOFS, "smoothing")
+PROPERTIES = (*PROOFS, "omega")
+VNNLIB = (*PROOFS, "vnnlib")
+SHIFTS = (*ATTACKS, "evaluation/shifts.py")
+EVALUATION = (*PROOFS, "evaluation")
+TRAINING = (*PROOFS, "hardening")

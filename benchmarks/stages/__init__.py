@@ -1,0 +1,1 @@
+"""The stages, from cheap to dear."""
