@@ -168,7 +168,8 @@ def test_the_same_answer_alone_and_in_a_batch() -> None:
     def tried(rows: list[int]) -> list[tuple[bool, int]]:
         sweep = swept(graph, x[rows], radius[rows])
         lower = margins(sweep, y[rows])[0]
-        return branched(sweep, lower, list(range(len(rows))), y[rows], [100] * len(rows))
+        found = branched(sweep, lower, list(range(len(rows))), y[rows], [100] * len(rows))
+        return [(one.proved, one.count) for one in found]
 
     together = tried([0, 1, 2])
     assert max(count for _, count in together) > 10

@@ -216,7 +216,8 @@ def test_the_same_answer_alone_and_in_a_batch() -> None:
         sweep = swept(graph, x[rows], radius[rows])
         lower = margins(sweep, y[rows])[0]
         places = list(range(len(rows)))
-        return branched(sweep, lower, places, y[rows], [100] * len(rows))
+        found = branched(sweep, lower, places, y[rows], [100] * len(rows))
+        return [(one.proved, one.count) for one in found]
 
     together = tried([0, 1, 2])
     assert max(count for _, count in together) > 10
@@ -258,7 +259,8 @@ def test_a_tree_goes_on_from_its_leaves() -> None:
     def tried(radius: Tensor, most: int, forest: Forest) -> tuple[bool, int]:
         sweep = swept(graph, x, radius)
         lower = margins(sweep, y)[0]
-        return branched(sweep, lower, [0], y, [most], None, forest, [0])[0]
+        found = branched(sweep, lower, [0], y, [most], None, forest, [0])[0]
+        return found.proved, found.count
 
     forest = Forest()
     assert not tried(0.98 * proved, 6, forest)[0] and forest.trees

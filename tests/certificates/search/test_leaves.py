@@ -45,7 +45,7 @@ def tried(
     sweep, lower = swept(graph, x, y, radius)
     rows = (~(least_value(lower, y) > 0)).nonzero()[:, 0].tolist()
     found = branched(sweep, lower, rows, y, [most] * len(rows), None, forest, rows)
-    known = dict(zip(rows, found))
+    known = {k: (one.proved, one.count) for k, one in zip(rows, found)}
     return [known.get(k, (True, 0)) for k in range(len(x))]
 
 
@@ -146,7 +146,7 @@ def test_leaves_that_were_never_opened_prove_nothing() -> None:
         counts = [most] * len(rows)
         with clock.limited(seconds):
             found = branched(sweep, lower, places, y[rows], counts, None, forest, rows)
-        return [good for good, _ in found]
+        return [one.proved for one in found]
 
     assert attempt([0], 1, math.inf) == [False] and list(forest.trees) == [0]
     assert attempt([0, 1], 1000, 1e-9) == [False, False]

@@ -50,7 +50,6 @@ BALLS = (
 SLOPES_FROM = 2400
 # What linear bounds cost, in those at linf: others know how far neurons move together.
 SWEEP_PRICE = {1.0: 3.0, 2.0: 2.0, math.inf: 1.0}
-L1_LEVELS = 2  # of branching
 # Quadratic bounds up to this price prove as much as branching at so many times that price.
 QUADRATIC_CHEAP = 3.0 * clock.SECOND
 QUADRATIC_PROMISE = 8.0
@@ -94,6 +93,8 @@ class Attempt:
         unstable: neurons of each sample, `(M,)`.
         swept: operations of the linear bounds of each sample, float64 `(M,)`.
         work: operations spent on each sample in all, float64 `(M,)`.
+        gain: how far branching is expected to bring each sample, as a share of the way from where
+            linear bounds prove it to here, float64 `(M,)`; infinite where that is not known.
         forest: what earlier proofs of the samples left.
         domains: bounded by branching.
         provers: threads that share the samples of quadratic bounds.
@@ -112,6 +113,7 @@ class Attempt:
     unstable: Tensor
     swept: Tensor
     work: Tensor
+    gain: Tensor
     forest: Forest
     domains: int = 0
     provers: int = 1
@@ -228,6 +230,7 @@ class Ladder:
             unstable,
             work,
             work.clone(),
+            torch.full_like(work, math.inf),
             self.forest,
             provers=self.provers,
             pool=self.pool,
@@ -283,10 +286,7 @@ def levels_of(problem: Problem, method: str) -> list[tuple[Rung, ...]]:
     if quadratics:  # few inputs make quadratic bounds cheap, many make them the dearest
         rungs = [*branches, *quadratics]
         return [(rung,) for rung in sorted(rungs, key=lambda rung: _place(rung, problem))]
-    # Linear bounds at l1 know at which corners a ReLU bends. Those of branching do not, and prove
-    # more on small networks only.
-    few = method == "auto" and problem.norm == 1 and not problem.graph.smooth
-    return [(rung,) for rung in branches[: L1_LEVELS if few else None]]
+    return [(rung,) for rung in branches]
 
 
 def _place(rung: Rung, problem: Problem) -> float:

@@ -31,7 +31,7 @@ def product_radii(problem: Problem, other: Tensor, enough: Tensor | None = None)
     Args:
         problem: the samples.
         other: radii that are proved otherwise, or wanted, float64 `(N,)`; where they are far beyond
-            the products only the ball of radius 0 is tried.
+            the products nothing is tried.
         enough: radii beyond which no larger one is sought, `(N,)`; default None, none.
     """
     found = torch.zeros(len(problem), dtype=torch.float64)
@@ -43,23 +43,39 @@ def product_radii(problem: Problem, other: Tensor, enough: Tensor | None = None)
     exact = problem.exact
     classes = sorted(set(problem.y.tolist()))
     steep = {k: pair_products(exact.graph, problem.norm, k).clamp(min=1e-300) for k in classes}
-    for rows in torch.split(torch.arange(len(problem)), BATCH) if len(problem) else ():
+    slopes = torch.stack([steep[k] for k in problem.labels.tolist()]) if steep else found[:, None]
+    left = _promising(problem, slopes, other)
+    for rows in torch.split(left, BATCH) if len(left) else ():
         part = problem.take(rows)
-        slopes = torch.stack([steep[k] for k in part.labels.tolist()])
         try:
-            found[rows] = _of_batch(part, slopes, other[rows], enough[rows])
+            found[rows] = _of_batch(part, slopes[rows], enough[rows])
         except clock.Late:
             break
     return found
 
 
-def _of_batch(problem: Problem, steep: Tensor, other: Tensor, enough: Tensor) -> Tensor:
+def _promising(problem: Problem, steep: Tensor, other: Tensor) -> Tensor:
+    """The samples whose products alone give a good part of the other radius, by their logits;
+    steep: of the margins, `(N, K)`.
+    """
+    own = problem.labels[:, None]
+    found = [torch.zeros(0, dtype=torch.int64)]
+    for rows in torch.split(torch.arange(len(problem)), BATCH) if len(problem) else ():
+        part = problem.take(rows)
+        outputs = part.outputs(part.x).cpu()
+        margin = outputs.gather(1, own[rows]) - outputs
+        far = (margin / steep[rows]).scatter(1, own[rows], math.inf).amin(1)
+        found.append(rows[far > WORTH * other[rows]])
+    return torch.cat(found)
+
+
+def _of_batch(problem: Problem, steep: Tensor, enough: Tensor) -> Tensor:
     """The same for one batch; steep: of the margins, `(N, K)`."""
     exact = problem.exact
     none = torch.zeros(len(problem), dtype=torch.float64)
     here = exact.bounds(none).cpu()
     alone = _rounded(problem, lambda slack: _beyond(problem, none, here, steep, slack))
-    left = ((alone > WORTH * other) & (alone < enough)).nonzero()[:, 0]
+    left = (alone < enough).nonzero()[:, 0]
     if not len(left):
         return alone
     part = problem.take(left)

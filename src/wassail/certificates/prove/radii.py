@@ -287,7 +287,8 @@ def _attempt(
     search.domains += attempt.domains
     for k, i in enumerate(rows.tolist()):
         proved = bool(attempt.proved[k])
-        growth.told(i, float(radius[k]), proved, float(search.flip[i]))
+        gain = float(attempt.gain[k])
+        growth.told(i, float(radius[k]), proved, float(search.flip[i]), gain)
         if proved:
             search.proved_by[i] = attempt.by[k]
             everything = search.covers(i, float(radius[k]))

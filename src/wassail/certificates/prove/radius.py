@@ -18,6 +18,7 @@ from wassail.certificates.prove.rungs import BallRung, BranchRung, QuadraticRung
 STEP = 0.08  # a radius grows by this much at first, relative
 LEAST_STEP = 0.02  # from here on a failure asks for more effort instead of a smaller step
 LONGEST_STEP = 0.5
+LEAST_GAIN = 0.01  # relative: branching that is expected to bring less is left out
 # With balls: a proof takes seconds, so that the next effort comes earlier.
 BALL_STEP = 0.2
 LEAST_BALL_STEP = 0.05
@@ -51,6 +52,7 @@ class Growth:
         self.ladder = ladder
         self.single = single
         self.lower = lower.clone()
+        self.linear = lower.clone()  # what linear bounds prove
         self.level = torch.zeros(n, dtype=torch.int64)
         self.ceiling = torch.full((n,), math.inf, dtype=torch.float64)  # failed at this level
         self.failures = torch.zeros(n, dtype=torch.int64)  # in a row
@@ -81,7 +83,7 @@ class Growth:
             below = below & (self.lower < self.single)
         return below & torch.isfinite(self.lower) & (self.level < len(self.ladder.levels))
 
-    def told(self, i: int, radius: float, proved: bool, far: float) -> None:
+    def told(self, i: int, radius: float, proved: bool, far: float, gain: float = math.inf) -> None:
         """What an attempt found for one sample.
 
         Args:
@@ -89,12 +91,16 @@ class Growth:
             radius: that was tried.
             proved: whether it is.
             far: distance of its known flip.
+            gain: as in `Attempt`.
         """
         least = self._least_step(int(self.level[i]))
         if proved:
             self.lower[i] = radius
             self.failures[i] = 0
             self._grow(i, least, far)
+        elif self._hopeless(i, radius, gain):
+            while self._branches(int(self.level[i])):
+                self._next_level(i, torch.tensor(far, dtype=torch.float64))
         elif self.step[i] > least and self.single is None:
             self.ceiling[i] = radius
             self.step[i] = self.step[i] / 2
@@ -156,6 +162,19 @@ class Growth:
         if self._has(level, BallRung):
             return LEAST_BALL_STEP
         return LEAST_SLOPES_STEP if self._has(level, BranchRung, slopes=True) else LEAST_STEP
+
+    def _hopeless(self, i: int, radius: float, gain: float) -> bool:
+        """Whether more branching is not expected to bring a sample a larger radius."""
+        begun = float(self.linear[i])
+        expected = begun + gain * (radius - begun)
+        near = expected <= float(self.lower[i]) * (1 + LEAST_GAIN)
+        return near and begun > 0 and self._branches(int(self.level[i]))
+
+    def _branches(self, level: int) -> bool:
+        """Whether a level has rungs of branching only."""
+        if level >= len(self.ladder.levels):
+            return False
+        return all(isinstance(rung, BranchRung) for rung in self.ladder.levels[level])
 
     def _has(self, level: int, kind: type, slopes: bool = False) -> bool:
         """Whether a level has a rung of a kind, with better slopes if that is asked."""

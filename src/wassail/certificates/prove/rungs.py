@@ -21,9 +21,9 @@ from wassail.certificates.search.leaves import Forest, Leaves
 from wassail.certificates.search.margins import (
     ASCENT_STEPS,
     WIDTH,
+    Decided,
     branch_leaves,
-    branch_margins,
-    branch_samples,
+    branch_shared,
     mixes,
 )
 from wassail.certificates.search.workers import Pool
@@ -39,6 +39,9 @@ SMOOTH_DOMAIN = 4e6  # operations of a domain with smooth neurons, beside its pa
 BALL_PASSES = 60 * 3 * 8  # of the least effort with balls
 BALL_GROWTH = 6  # times as many with each effort after it
 LEAST_DOMAINS = 48  # of the least effort
+MOST_DOMAINS = 12288  # of the largest effort
+LEAST_SHARE = 0.125  # of a step, which more domains must be expected to bring
+HOPE = 1.5  # times as fast as they did, bounds may rise
 RIVALS = 4  # that a sample has open, before one was tried
 SLOPE_STEPS = 10  # on the slopes of inner bounds, before branching with many domains
 SLOPE_SWEEPS = 13  # sweeps that these steps cost
@@ -138,20 +141,50 @@ class BranchRung:
         left, most, slopes = left[able], most[able], slopes[able]
         if not len(left):
             return
-        sweep, places = attempt.sweep, left.tolist()
-        lower, labels = attempt.lower, attempt.problem.labels
+        known = (attempt.sweep, attempt.lower, attempt.problem.labels, left.tolist())
         if self.slopes:
             sweep, lower = _better_slopes(attempt, left)
-            labels = labels[left]
-            places = list(range(len(left)))
+            known = (sweep, lower, attempt.problem.labels[left], list(range(len(left))))
+            attempt.spend(left, slopes)
+        # The least effort begins with a few domains, and ends there where more would not do.
+        tried = most.clamp(max=LEAST_DOMAINS) if self.count == LEAST_DOMAINS else most
+        self._branch(attempt, left, known, tried, purse[able])
+        rest = most - tried
+        more = (rest >= WIDTH) & ~attempt.proved[left] & (attempt.gain[left] > LEAST_SHARE)
+        if bool(more.any()):
+            places = [k for k, again in zip(known[3], more.tolist()) if again]
+            self._branch(attempt, left[more], (*known[:3], places), rest[more], purse[able][more])
+
+    def _branch(
+        self,
+        attempt: Attempt,
+        left: Tensor,
+        known: tuple[Sweep, Tensor, Tensor, list[int]],
+        most: Tensor,
+        purse: Tensor,
+    ) -> None:
+        """Branch on some samples, and note what that says of more domains.
+
+        Args:
+            attempt: with their sweep.
+            left: their places in it, `(L,)`.
+            known: the sweep to branch on, bounds and labels of its samples, their places there.
+            most: domains of each, `(L,)`.
+            purse: operations that each may take, `(L,)`.
+        """
+        sweep, lower, labels, places = known
         names = [attempt.names[k] for k in left.tolist()]
         found = branched(
             sweep, lower, places, labels, most.tolist(), attempt.pool, attempt.forest, names
         )
-        spent = torch.tensor([count for _, count in found], dtype=torch.float64)
+        spent = torch.tensor([one.count for one in found], dtype=torch.float64)
         attempt.domains += int(spent.sum())
-        attempt.note(left, torch.tensor([good for good, _ in found]), self.name)
-        attempt.spend(left, spent * each + slopes)
+        attempt.note(left, torch.tensor([one.proved for one in found]), self.name)
+        each = domain_price(attempt.problem)
+        attempt.spend(left, spent * each)
+        deficit = -least_value(lower[places], labels[places])
+        for k, one, lack, rest in zip(left.tolist(), found, deficit.tolist(), purse.tolist()):
+            attempt.gain[k] = min(float(attempt.gain[k]), expected_gain(one, lack, rest / each))
 
 
 def _better_slopes(attempt: Attempt, left: Tensor) -> tuple[Sweep, Tensor]:
@@ -194,8 +227,8 @@ def branched(
     pool: Pool | None = None,
     forest: Forest | None = None,
     names: list[int] | None = None,
-) -> list[tuple[bool, int]]:
-    """Whether branching proves some samples of a sweep, and by how many domains.
+) -> list[Decided]:
+    """What branching says of some samples of a sweep.
 
     Args:
         sweep: of the samples' balls.
@@ -214,16 +247,37 @@ def branched(
     ]
     if pool is not None:
         each = zip(rows, label, rivals, most)
-        return [branch_margins(sweep, k, c, torch.tensor(j), n, pool) for k, c, j, n in each]
+        return [branch_shared(sweep, k, c, j, n, pool) for k, c, j, n in each]
+    known: list[Leaves | None] = [None] * len(rows)
     if forest is None or names is None:
-        return branch_samples(sweep, rows, label, rivals, most)
+        return branch_leaves(sweep, rows, label, rivals, most, known)
     every = sweep.balls.radius.tolist()
     radius = [every[k] for k in rows]
     known = [_leaves(forest, i, r, count) for i, r, count in zip(names, radius, most)]
     decided = branch_leaves(sweep, rows, label, rivals, most, known)
-    for i, r, (_, _, leaves) in zip(names, radius, decided):
-        forest.keep(i, r, leaves)
-    return [found[:2] for found in decided]
+    for i, r, found in zip(names, radius, decided):
+        forest.keep(i, r, found.leaves)
+    return decided
+
+
+def expected_gain(found: Decided, lack: float, most: float) -> float:
+    """How far the radius is expected to grow by branching, as a share of the step that failed;
+    infinite where nothing is known of that.
+
+    Bounds rise about as the logarithm of the number of domains. A bound of `-lack` at the step is
+    one of 0 where the step began, where linear bounds prove the sample.
+
+    Args:
+        found: by branching that failed.
+        lack: how far linear bounds are below 0.
+        most: domains that can be paid in all.
+    """
+    known = not found.proved and found.count > 1
+    if not known or math.isinf(found.first) or math.isinf(found.last):
+        return math.inf
+    rise = max(found.last - found.first, 0.0) / math.log(found.count)
+    reached = found.first + HOPE * rise * math.log(max(min(most, MOST_DOMAINS), found.count))
+    return 1 + reached / lack
 
 
 def _leaves(forest: Forest, name: int, radius: float, most: int) -> Leaves | None:

@@ -6,6 +6,7 @@ subproblems of a sample cover its ball: if all are proved, the sample is.
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -33,6 +34,22 @@ WIDTH = 32  # subproblems of a sample split at once
 MIXED = 10**6  # operations of a network whose samples share a batch on the CPU
 
 
+@dataclass(frozen=True, eq=False)
+class Decided:
+    """What branching says of one sample.
+
+    proved: whether it is; count: of subproblems bounded; first: the worst bound before the first
+    split; last: that of what is open now, minus infinity where one of the two is not known; leaves:
+    what is left to prove.
+    """
+
+    proved: bool
+    count: int
+    first: float
+    last: float
+    leaves: Leaves | None
+
+
 def branch_margins(
     sweep: Sweep,
     sample: int,
@@ -50,9 +67,21 @@ def branch_margins(
     most: subproblems that may be bounded, the batch under way is finished. pool: shares the open
     subproblems. width: subproblems that are split at once.
     """
-    rows = ([sample], [y], [rivals.tolist()], [most])
-    proved, count, _ = _branched(sweep, *rows, pool=pool, width=width)[0]
-    return proved, count
+    found = branch_shared(sweep, sample, y, rivals.tolist(), most, pool, width)
+    return found.proved, found.count
+
+
+def branch_shared(
+    sweep: Sweep,
+    sample: int,
+    y: int,
+    rivals: list[int],
+    most: int,
+    pool: Pool | None,
+    width: int = WIDTH,
+) -> Decided:
+    """The same, with all that branching says of the sample."""
+    return _branched(sweep, [sample], [y], [rivals], [most], pool=pool, width=width)[0]
 
 
 def branch_samples(
@@ -62,7 +91,8 @@ def branch_samples(
     took (see `branch_leaves`).
     """
     known: list[Leaves | None] = [None] * len(samples)
-    return [found[:2] for found in branch_leaves(sweep, samples, y, rivals, most, known)]
+    decided = branch_leaves(sweep, samples, y, rivals, most, known)
+    return [(found.proved, found.count) for found in decided]
 
 
 def branch_leaves(
@@ -72,7 +102,7 @@ def branch_leaves(
     rivals: list[list[int]],
     most: list[int],
     known: list[Leaves | None],
-) -> list[tuple[bool, int, Leaves | None]]:
+) -> list[Decided]:
     """Whether each of several samples of a sweep is proved, how many subproblems it took, and what
     is left to prove where they ran out.
 
@@ -114,7 +144,7 @@ def _branched(
     known: list[Leaves | None] | None = None,
     pool: Pool | None = None,
     width: int = WIDTH,
-) -> list[tuple[bool, int, Leaves | None]]:
+) -> list[Decided]:
     """One tree for all samples; pool: for a single one; width: how many of each are split."""
     tree = Tree(sweep, samples, y)
     proof = _Proof(tree, torch.tensor(most), width)
@@ -123,9 +153,11 @@ def _branched(
     new = [some if tree.open[k] and known[k] is None else [] for k, some in enumerate(rivals)]
     old = {k: left for k, left in enumerate(known) if left is not None and tree.open[k]}
     begun = False
+    first = proof.worst([])
     with suppress(clock.Late):
         tree.tilt([some if tree.open[k] else [] for k, some in enumerate(rivals)])
         proof.begun(tree.roots(new), ROOT_STEPS)
+        first = proof.worst([proof.open.everything()])
         proof.begun(tree.regrown(old, rivals), ASCENT_STEPS)
         begun = True
         proof.proceed(pool)
@@ -133,8 +165,9 @@ def _branched(
         proof.failed = torch.ones_like(proof.failed)
     proof.failed[proof.open.everything().owner] = True
     left = {} if pool is not None else proof.leaves()
-    verdicts = zip((~proof.failed).tolist(), proof.count.tolist())
-    return [(good, count, left.get(k)) for k, (good, count) in enumerate(verdicts)]
+    last = proof.worst([proof.open.everything(), *proof.spent])
+    verdicts = zip((~proof.failed).tolist(), proof.count.tolist(), first.tolist(), last.tolist())
+    return [Decided(*verdict, left.get(k)) for k, verdict in enumerate(verdicts)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,6 +218,15 @@ class _Proof(SharedFrontier[Subproblems, _Found]):
             for k in sorted(set(subproblems.owner.tolist())):
                 found[k] = self.tree.leaves(k, subproblems.where(subproblems.owner == k))
         return found
+
+    def worst(self, some: list[Subproblems]) -> Tensor:
+        """The least bound of some subproblems of each sample, `(S,)`; minus infinity where it has
+        none.
+        """
+        least = torch.full(self.count.shape, math.inf, dtype=torch.float64)
+        for part in some:
+            least = least.scatter_reduce(0, part.owner, part.bound.double(), "amin")
+        return torch.where(least < math.inf, least, -math.inf)
 
     def sift(self) -> None:
         """A sample with too many subproblems has failed, and one that has failed needs no more."""
