@@ -195,6 +195,10 @@ class Ladder:
         """Operations that a level takes for one sample, linear bounds included."""
         return self.sweep_price() + self.level_price(level)
 
+    def least_price(self, level: int) -> float:
+        """Operations without which a level is not begun: linear bounds and its first rung."""
+        return self.sweep_price() + self.levels[level][0].price(self.problem)
+
     def level_price(self, level: int) -> float:
         """Operations that the rungs of a level take for one sample."""
         return sum(rung.price(self.problem) for rung in self.levels[level])

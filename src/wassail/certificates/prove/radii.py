@@ -250,7 +250,8 @@ def _climb(search: RadiusSearch, ladder: Ladder, effort: float) -> None:
     growth = Growth(ladder, search.lower, far, goal)
     begin = torch.minimum(search.first, far) / 4
     count = len(ladder.levels)
-    prices = torch.tensor([*(ladder.price(k) for k in range(count)), math.inf], dtype=torch.float64)
+    least = [ladder.least_price(k) for k in range(count)]
+    prices = torch.tensor([*least, math.inf], dtype=torch.float64)
     first = 0
     with suppress(clock.Late):
         while True:
