@@ -1,23 +1,37 @@
-"""Write the notebooks from the tutorials: notebooks/NAME.ipynb from docs/tutorials/NAME.md.
+"""Run the tutorials: their pages get what is printed, and notebooks/ the same with outputs.
 
-    python scripts/notebooks.py [--check]
+    python scripts/notebooks.py [NAME ...]
 
-A tutorial is text with blocks of Python; each becomes a cell, without outputs. Blocks of the
-language `text` are what a block of Python prints; they and pictures stand in the tutorial only.
-`--check`: write nothing, and end with code 1 if a notebook is not what its tutorial says.
+A tutorial is text with blocks of Python and of commands (`run_pages.py` says which); each becomes a
+cell. Its outputs are stored: what it prints, and how its last value shows itself, picture included.
+Tutorials that need the networks of $WASSAIL_ZOO are left out where there are none.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-FENCE = re.compile(r"^```(python|text)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
-PICTURE = re.compile(r"^!\[.*\]\(.*\)\n\n?", re.MULTILINE)
 LINK = re.compile(r"\]\((?!http)([^)]+)\)")
+Cell = dict[str, Any]
+
+
+def run_pages() -> ModuleType:
+    """The script beside this one."""
+    if "run_pages" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("run_pages", ROOT / "scripts/run_pages.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules["run_pages"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["run_pages"])
+    return sys.modules["run_pages"]
 
 
 def tutorials() -> list[Path]:
@@ -26,46 +40,71 @@ def tutorials() -> list[Path]:
     return sorted(path for path in folder.glob("*.md") if path.stem != "index")
 
 
-def cells(text: str) -> list[tuple[str, str]]:
-    """The parts of a tutorial in their order: kind ("markdown", "python", "text") and source.
-
-    Args:
-        text: of the page.
-    """
-    found = []
-    end = 0
-    for block in FENCE.finditer(text):
-        found.append(("markdown", text[end : block.start()]))
-        found.append((block[1], block[2]))
-        end = block.end()
-    found.append(("markdown", text[end:]))
-    return [(kind, source.strip("\n")) for kind, source in found if source.strip()]
-
-
-def notebook(name: str, text: str) -> str:
-    """The notebook of a tutorial, as JSON.
+def cells(name: str, pieces: list[Any]) -> list[Cell]:
+    """The cells of a tutorial, in their order, with the outputs of a page that was run.
 
     Args:
         name: of the tutorial.
-        text: of the page.
+        pieces: of its page.
     """
-    made = []
-    for kind, source in cells(PICTURE.sub("", text)):
-        if kind == "text":
+    made: list[Cell] = []
+    for piece in pieces:
+        if piece.blank or piece.kind in ("text", "picture"):
             continue
+        source, outputs = _content(piece)
+        runs = piece.kind != "markdown"
         cell = {
-            "cell_type": "code" if kind == "python" else "markdown",
+            "cell_type": "code" if runs else "markdown",
             "id": f"{name}-{len(made)}",
             "metadata": {},
-            "source": _relinked(source).splitlines(keepends=True),
+            "source": source.strip("\n").splitlines(keepends=True),
         }
-        if kind == "python":
-            cell |= {"execution_count": None, "outputs": []}
+        if runs:
+            cell |= {"execution_count": None, "outputs": outputs}
         made.append(cell)
+    return made
+
+
+def notebook(made: list[Cell]) -> str:
+    """Cells as the JSON of a notebook.
+
+    Args:
+        made: by `cells`.
+    """
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
     whole = {"cells": made, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+
+
+def _content(piece: Any) -> tuple[str, list[Cell]]:
+    """Source and outputs of a cell."""
+    if piece.kind == "markdown":
+        return _relinked(run_pages().NEEDS.sub("", piece.source)), []
+    if piece.title is not None:
+        return f"%%writefile {piece.title}\n{piece.source}", []
+    if piece.kind == "console":
+        said = run_pages().commands(piece.source)
+        printed = "".join(text for _, text in piece.commands)
+        return "\n".join(f"!{command}" for command, _ in said), _stream(printed)
+    return piece.source, [*_stream(piece.printed), *_shown(piece.value)]
+
+
+def _stream(printed: str) -> list[Cell]:
+    if not printed:
+        return []
+    text = printed.splitlines(keepends=True)
+    return [{"name": "stdout", "output_type": "stream", "text": text}]
+
+
+def _shown(value: Any) -> list[Cell]:
+    if value is None:
+        return []
+    data = {"text/plain": repr(value).splitlines(keepends=True)}
+    if hasattr(value, "_repr_html_"):
+        data["text/html"] = value._repr_html_().splitlines(keepends=True)
+    kind = "execute_result"
+    return [{"data": data, "execution_count": None, "metadata": {}, "output_type": kind}]
 
 
 def _relinked(source: str) -> str:
@@ -73,28 +112,32 @@ def _relinked(source: str) -> str:
     names = {path.name for path in tutorials()}
 
     def link(found: re.Match[str]) -> str:
-        target = found[1]
+        target, hash_, anchor = found[1].partition("#")
         if target in names:
             return f"]({target.removesuffix('.md')}.ipynb)"
         place = "" if target.startswith("../") else "tutorials/"
-        return f"](../docs/{place}{target.removeprefix('../')})"
+        return f"](../docs/{place}{target.removeprefix('../')}{hash_}{anchor})"
 
     return LINK.sub(link, source)
 
 
-def main(arguments: list[str]) -> int:
-    """Write the notebooks, or compare them."""
-    stale = []
+def main(names: list[str]) -> int:
+    """Run tutorials; write their pages, pictures and notebooks."""
+    pages = run_pages()
     for page in tutorials():
-        path = ROOT / "notebooks" / f"{page.stem}.ipynb"
-        text = notebook(page.stem, page.read_text())
-        if "--check" in arguments:
-            stale += [] if path.exists() and path.read_text() == text else [path.name]
-        else:
-            path.write_text(text)
-    if stale:
-        print(f"not what the tutorials say: {', '.join(stale)}; run scripts/notebooks.py.")
-    return 1 if stale else 0
+        text = page.read_text()
+        asked = page.stem in names if names else True
+        missing = pages.needs(text) == "zoo" and "WASSAIL_ZOO" not in os.environ
+        if not asked or missing:
+            continue
+        pieces = pages.refresh(pages.run_page(text))
+        pages.draw(pieces, page.parent)
+        page.write_text(pages.written(pieces))
+        made = notebook(cells(page.stem, pieces))
+        (ROOT / "notebooks" / f"{page.stem}.ipynb").write_text(made)
+        for sentence in pages.compare(pieces):
+            print(f"{page.name}: {sentence}")
+    return 0
 
 
 if __name__ == "__main__":
