@@ -1,10 +1,11 @@
 """Run the tutorials: their pages get what is printed, and notebooks/ the same with outputs.
 
-    python scripts/notebooks.py [NAME ...]
+    python scripts/notebooks.py [--check] [NAME ...]
 
 A tutorial is text with blocks of Python and of commands (`run_pages.py` says which); each becomes a
 cell. Its outputs are stored: what it prints, and how its last value shows itself, picture included.
-Tutorials that need the networks of $WASSAIL_ZOO are left out where there are none.
+Tutorials that need the networks of $WASSAIL_ZOO are left out where there are none. `--check`: run
+and write nothing, and end with code 1 if a notebook has other cells or prints than its page.
 """
 
 from __future__ import annotations
@@ -121,9 +122,51 @@ def _relinked(source: str) -> str:
     return LINK.sub(link, source)
 
 
-def main(names: list[str]) -> int:
-    """Run tutorials; write their pages, pictures and notebooks."""
+def stale(page: Path) -> bool:
+    """Whether a stored notebook has other cells, or other printed lines, than its page.
+
+    Args:
+        page: of the tutorial.
+    """
+    path = ROOT / "notebooks" / f"{page.stem}.ipynb"
+    if not path.exists():
+        return True
+    stored = json.loads(path.read_text())["cells"]
     pages = run_pages()
+    pieces = [piece for piece in pages.parts(page.read_text()) if not piece.blank]
+    bare = [{**cell, "outputs": []} if "outputs" in cell else cell for cell in stored]
+    if bare != cells(page.stem, pieces):
+        return True
+    printed = [_printed(cell) for cell in stored if "outputs" in cell]
+    return not all(pages.agree(now, then) for now, then in zip(printed, _told(pieces)))
+
+
+def _told(pieces: list[Any]) -> list[str]:
+    """What a page shows below each block that is a cell."""
+    told = []
+    for piece, below in zip(pieces, [*pieces[1:], None]):
+        if piece.kind == "console":
+            told.append("".join(shown for _, shown in run_pages().commands(piece.source)))
+        elif piece.kind not in ("markdown", "text", "picture"):
+            told.append(below.source if below is not None and below.kind == "text" else "")
+    return told
+
+
+def _printed(cell: Cell) -> str:
+    """What a stored cell printed."""
+    streams = (out["text"] for out in cell["outputs"] if out["output_type"] == "stream")
+    return "".join("".join(text) for text in streams)
+
+
+def main(arguments: list[str]) -> int:
+    """Run tutorials; write their pages, pictures and notebooks; or compare them."""
+    pages = run_pages()
+    names = [name for name in arguments if name != "--check"]
+    if "--check" in arguments:
+        old = [page.stem for page in tutorials() if stale(page)]
+        if old:
+            print(f"not what the tutorials say: {', '.join(old)}; run scripts/notebooks.py.")
+        return 1 if old else 0
     for page in tutorials():
         text = page.read_text()
         asked = page.stem in names if names else True

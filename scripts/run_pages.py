@@ -28,7 +28,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -195,9 +195,7 @@ def run_command(command: str) -> str:
     """
     plain = command.replace("\\\n", " ")
     if not plain.startswith("wassail "):
-        done = subprocess.run(
-            ["bash", "-c", plain], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(["bash", "-c", plain], capture_output=True, text=True, check=False)
         return done.stdout + done.stderr
     from wassail.cli import main as wassail
 
@@ -232,19 +230,22 @@ def refreshed(printed: str, shown: str) -> str:
     """
     if ANY not in shown:
         return "".join(f"{line.rstrip()}\n" for line in _lines(printed))
-    if agree(printed, shown) and not any(ANY in line.strip()[:-3] for line in _lines(shown)):
-        new = []
-        left = _lines(printed)
-        for line in _lines(shown):
-            if _plain(line) == ANY:
-                new.append(line)
-                continue
-            while not _match([_plain(line)], [_plain(left[0])]):
-                left.pop(0)
-            now = left.pop(0).rstrip()
-            new.append(now if ANY not in line else line)
-        return "".join(f"{line}\n" for line in new)
-    return shown
+    left = _lines(printed)
+    if not _match([*map(_plain, _lines(shown))], [*map(_plain, left)], near=False):
+        return shown
+    new = []
+    for line in _lines(shown):
+        if _plain(line) == ANY:
+            new.append(line)
+            continue
+        while (now := _numbers(_plain(left[0]), _plain(line))) is None:
+            left.pop(0)
+        here = left.pop(0)
+        if ANY in line:
+            numbers = iter(now)
+            here = NUMBER.sub(lambda _, numbers=numbers: next(numbers), line)  # type: ignore[misc]
+        new.append(here)
+    return "".join(f"{line}\n" for line in new)
 
 
 def picture_of(value: Any) -> bytes | None:
@@ -326,31 +327,38 @@ def _plain(line: str) -> str:
     return " ".join(line.split())
 
 
-def _match(shown: list[str], printed: list[str]) -> bool:
+def _match(shown: list[str], printed: list[str], near: bool = True) -> bool:
+    """All lines; numbers may be any if `near` is not asked for."""
     if not shown:
         return not printed
     if shown[0] == ANY:
-        return any(_match(shown[1:], printed[skip:]) for skip in range(len(printed) + 1))
-    return bool(printed) and _same(printed[0], shown[0]) and _match(shown[1:], printed[1:])
+        rests = (printed[skip:] for skip in range(len(printed) + 1))
+        return any(_match(shown[1:], rest, near) for rest in rests)
+    if not printed:
+        return False
+    now = _numbers(printed[0], shown[0])
+    if now is None or (near and not _near(now, NUMBER.findall(shown[0]))):
+        return False
+    return _match(shown[1:], printed[1:], near)
 
 
-def _same(printed: str, shown: str) -> bool:
-    """One line: the same words, numbers that are near."""
-    known: list[float] = []
+def _near(now: Sequence[str], then: Sequence[str]) -> bool:
+    pairs = zip(map(float, now), map(float, then), strict=True)
+    return all(abs(a - b) <= max(RELATIVE * abs(b), ABSOLUTE) for a, b in pairs)
+
+
+def _numbers(printed: str, shown: str) -> tuple[str, ...] | None:
+    """The numbers of a line that has the words of another one, or None."""
     pattern = ""
     for place, text in enumerate(shown.split(ANY)):
         pattern += ".*" if place else ""
         end = 0
         for number in NUMBER.finditer(text):
-            known.append(float(number[0]))
             pattern += re.escape(text[end : number.start()]) + f"({NUMBER.pattern})"
             end = number.end()
         pattern += re.escape(text[end:])
     found = re.fullmatch(pattern, printed)
-    if found is None:
-        return False
-    pairs = zip(map(float, found.groups()), known)
-    return all(abs(now - then) <= max(RELATIVE * abs(then), ABSOLUTE) for now, then in pairs)
+    return None if found is None else found.groups()
 
 
 @contextmanager

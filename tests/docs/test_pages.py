@@ -15,7 +15,6 @@ import wassail as ws
 from support.files import ROOT, script
 
 DOCS = ROOT / "docs"
-HOWTO = sorted(path.stem for path in (DOCS / "howto").glob("*.md") if path.stem != "index")
 PAGES = sorted(path.relative_to(DOCS) for path in DOCS.rglob("*.md"))
 SITE = [page for page in PAGES if page.parts[0] != "lab-notes"]
 MARKDOWN_LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -108,17 +107,6 @@ def test_the_api_has_every_public_name_once() -> None:
     assert sorted([*names, "inf"]) == sorted(ws.__all__)
     overview = (DOCS / "api" / "index.md").read_text()
     assert set(re.findall(r"\[`(\w+)`\]", overview)) == set(ws.__all__)
-
-
-@pytest.mark.parametrize("name", HOWTO)
-def test_every_recipe_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    text = (DOCS / "howto" / f"{name}.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
-    assert blocks
-    names: dict[str, Any] = {}
-    for block in blocks:
-        exec(compile(block, f"{name}.md", "exec"), names)
 
 
 def test_every_page_says_its_version_and_where_it_is_published(

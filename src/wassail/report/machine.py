@@ -1,4 +1,4 @@
-"""An evaluation for machines: JSON with a version, and JUnit XML (docs/reference/signoff.md)."""
+"""An evaluation for machines: JSON with a version, and JUnit XML (docs/reference/run-format.md)."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from wassail.attacks.minimal.tracker import Tracker
 from wassail.progress import Tick
 
 # The rounds after the opening, by name, and what is repeated after them:
-# docs/reference/attacks.md says how they were chosen.
+# docs/lab-notes/nearest-built.md says how they were chosen.
 PLAN = {
     1.0: (
         *("primal-dual", "shrinking ball", "polish", "from random", "primal-dual"),
