@@ -21,8 +21,10 @@ import torch
 from chromium import Browser, Page, address, command
 from samples import HOSTILE, made_up
 
+from wassail.evaluation.run import Evaluation
 from wassail.report.compare import write_comparison
 from wassail.report.page import write_report
+from wassail.threat import Groups
 
 INF = math.inf
 CONTRAST = """
@@ -81,7 +83,10 @@ class Pages:
             made_up(100, norm=2.0, eps=0.5, name="other norm"),
             self.hostile,
         ]
-        for name in ("run", "weighted", "bare", "hostile"):
+        groups = Groups([str(int(label) % 4) for label in self.weighted.y], 0.1, 0.6)
+        others = {"label_cost": INF, "subpopulation": 1.0, "groups": groups}
+        self.grouped = replace(self.weighted, others=others)
+        for name in ("run", "weighted", "bare", "hostile", "grouped"):
             write_report(getattr(self, name), folder / f"{name}.html")
         write_comparison(self.others, folder / "compare.html")
 
@@ -262,6 +267,67 @@ def labels_and_people_move_by_sliders(browser: Browser, pages: Pages) -> None:
     assert page.js("document.querySelector('[data-set=kappa-text]').value") != "never"
     quiet(page)
     page.close()
+
+
+def part_of_ranges(run: Evaluation, part: float) -> Groups:
+    """Ranges a part of the way from the weights of the samples to those of the run."""
+    groups = run.others["groups"]
+    weights = [0.0] * len(groups.names)
+    for place, mass in zip(groups.places, run.mu.tolist()):
+        weights[place] += mass
+    ends = [
+        {name: w + part * (end - w) for name, w, end in zip(groups.names, weights, side)}
+        for side in (groups.low, groups.high)
+    ]
+    return Groups(groups.ids, *ends)
+
+
+@test
+def weights_of_groups_in_the_browser_are_those_in_python(browser: Browser, pages: Pages) -> None:
+    worst = 0.0
+    run = pages.grouped
+    page = browser.page(pages.url("grouped"))
+    eps = run.threat.eps
+    for order in (1.0, 2.0, INF):
+        choose(page, "sandwich-data", order)
+        for part, kappa, share in ((0.3, INF, 1.0), (1.0, INF, 1.0), (1.0, 1.3 * eps, 0.7)):
+            tell(page, "sandwich-data", "range", repr(part))
+            tell(page, "sandwich-data", "kappa", "never" if kappa == INF else repr(kappa))
+            tell(page, "sandwich-data", "share", repr(share))
+            also = {"label_cost": kappa, "subpopulation": share}
+            curve = replace(run.curve(order), groups=part_of_ranges(run, part), **also)
+            for place in (0.0, 0.4 * eps, eps, 2.5 * eps):
+                enter(page, "sandwich-data", repr(place))
+                for side, expected in zip(("certified", "attacked"), curve(place)):
+                    got = reading(page, "sandwich-data", 0, side)
+                    assert got is not None
+                    worst = max(worst, abs(got - expected))
+                    assert worst <= 1e-9, (order, part, kappa, share, place, side, got, expected)
+    line = "document.querySelector('.canvas .line.attacked').getAttribute('d')"
+    before = page.js(line)
+    page.js("document.querySelector('#sandwich-range').focus()")
+    page.key("Home", 36)
+    assert page.js(line) != before
+    assert page.js("document.querySelector('[data-set=range-text]').value") == "0"
+    tell(page, "sandwich-data", "range", "1.5")
+    invalid = "document.querySelector('[data-set=range-text]').getAttribute('aria-invalid')"
+    assert page.js(invalid) == "true"
+    assert page.js("document.querySelectorAll('#others table').length") == 2
+    quiet(page)
+    page.close()
+    print(f"    largest difference {worst:.1e}")
+
+
+@test
+def no_table_is_cut_off(browser: Browser, pages: Pages) -> None:
+    """On a desk and on a phone: no frame of a table has to be scrolled sideways."""
+    cut = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth + 1)"
+    for name in ("run", "grouped", "compare"):
+        for width in (1280, 400):
+            page = browser.page(pages.url(name), width=width, height=900, phone=width < 700)
+            found = page.js(f"{cut}.map(e => e.getAttribute('aria-label'))")
+            assert found == [], (name, width, found)
+            page.close()
 
 
 @test
@@ -671,10 +737,10 @@ def the_comparison_overlays_and_sorts(browser: Browser, pages: Pages) -> None:
         assert got is not None and abs(got - attacked) < 1e-9
         low = reading(page, "group-1-data", number, "certified")
         assert (low is None) == (run.radii is None) and (low is None or abs(low - certified) < 1e-9)
-    page.click("#group-1 .sortable thead th:nth-child(5) button")
+    page.click("#group-1 .sortable thead th:nth-child(3) button")
     clean = page.js(
         "[...document.querySelectorAll('#group-1 .sortable tbody tr')].map(r => "
-        "Number(r.cells[4].dataset.sort))"
+        "Number(r.cells[2].dataset.sort))"
     )
     assert clean == sorted(clean) and len(clean) == 5, clean
     assert page.js("[...document.querySelectorAll('#group-2 .sortable tbody tr')].length") == 1

@@ -154,6 +154,50 @@ def test_the_headline_is_the_runs_own() -> None:
     assert page.text("title").startswith(f"37.50{SPACE}% · made-up-net on made-up-data")
 
 
+@pytest.mark.parametrize(("least", "answer"), [(0.2, "HOLDS"), (0.3, "FAILS")])
+def test_the_page_opens_with_what_was_required(least: float, answer: str) -> None:
+    verdicts = [small().require("accuracy>=0.1 clean")]
+    verdicts.append(small().require(f"accuracy>={least} at eps 0.5 order 1 proved"))
+    page = Reader(report(small(), verdicts=verdicts))
+    assert page.text("p", class_="answer") == answer
+    assert page.text("title").startswith(f"{answer} · 37.50")
+    told = page.text("div", class_=f"verdict {answer.lower()}")
+    assert verdicts[1].sentence in told and f"accuracy>={least} at eps 0.5" in told
+    main = page.text("main")
+    assert main.index(answer) < main.index("robust accuracy is at most")
+    assert "HOLDS" not in report(small()) and "FAILS" not in report(small())
+
+
+def test_eps_is_said_in_plain_words() -> None:
+    words = {
+        (INF, 1.0, 8 / 255): "every number of a sample may move by 3.14 % of the range [0, 1] "
+        "(8 of 255 levels), on average over the samples.",
+        (2.0, INF, 0.5): "a sample may move by 0.5, Euclidean length, as much as 0.072 in each of "
+        "its 48 numbers, for each sample at most.",
+        (1.0, 2.0, 12.0): "a sample may move by 12, sum of all changes, as much as 0.25 in each of "
+        "its 48 numbers, in the root mean square over the samples.",
+    }
+    for (norm, order, eps), text in words.items():
+        run = small(threats=(Threat(norm, order, eps),))
+        assert text in Reader(report(run)).text("main")
+    free = small(threats=(Threat(INF, 1, 0.25, None),))
+    assert "move by 0.25 in the unit of the inputs, on average" in report(free)
+
+
+def test_features_have_a_table_of_units() -> None:
+    about = {"features": ["age", "<b>", "sex"], "low": [20.0, 0, 0], "high": [90.0, 1, 1]}
+    about |= {"scale": [70.0, 1, 1], "fixed": ["sex"], "shape": [3]}
+    rows = Reader(report(small(info={"data": about}))).rows("units")
+    assert [[text for text, _ in row] for row in rows] == [
+        ["age", "20", "90", "70", "35"],
+        ["<b>", "0", "1", "1", "0.5"],
+        ["sex", "0", "1", "may not move", "–"],
+    ]
+    for odd in ({**about, "low": ["x", 0, 0]}, {**about, "scale": [1]}, {"features": None}, {}):
+        page = Reader(report(small(info={"data": odd})))
+        assert "units" not in [attrs["id"] for attrs, _ in page.all("section")]
+
+
 def test_certified_figures_are_rounded_down() -> None:
     # 2 of 3 samples are proved at order inf: 66.666... is 66.66 and never 66.67
     threats = (Threat(INF, INF, 0.75),)
@@ -243,7 +287,9 @@ def test_the_table_of_attacks_holds_every_row() -> None:
         assert (
             100 * row.accuracy - 1e-9 <= float(cells[3][0].rstrip("%")) < 100 * row.accuracy + 0.01
         )  # rounded up
-        assert cells[4][0] == f"{100 * row.interval[0]:.2f} – {100 * row.interval[1]:.2f}"
+        assert cells[4][0].split() == [
+            *(f"{100 * row.interval[0]:.2f}", "–", f"{100 * row.interval[1]:.2f}")
+        ]
     assert [cells[0][0] for cells in rows[:4]] == ["all attacks"] * 3 + [run.rows[0].title]
 
 
@@ -578,24 +624,23 @@ def test_the_leaderboard_ranks_within_one_norm() -> None:
     first = page.rows("group-1")
     second = page.rows("group-2")
     assert "do not rank across them" in page.text("main")
-    assert [row[1][0] for row in first[:2]] == ["sturdier", "made-up-net"] and second[0][1][
-        0
-    ] == "other norm"
+    assert [row[1][0].split("made-up-data")[0] for row in first[:2]] == ["sturdier", "made-up-net"]
+    assert second[0][1][0].startswith("other normmade-up-data, 100 samples⚠ 3 of 180 gradients")
     assert "do not rank" not in comparison(runs[:2])
 
 
 def test_paired_differences_are_those_of_compare() -> None:
     runs = [made_up(100), made_up(100, shift=1.5, name="sturdier"), made_up(90, name="shorter")]
     page = Reader(comparison(runs))
-    rows = {row[1][0]: row for row in page.rows("group-1") if len(row) > 8}
+    rows = {row[1][0].split("made-up-data")[0]: row for row in page.rows("group-1")}
     found = compare(runs[1], runs[0], runs[0].threat)
-    text, value = rows["sturdier"][7]
+    text, value = rows["sturdier"][6]
     assert float(value or "nan") == found.difference > 0
     assert (
         text.startswith(f"{100 * found.difference:+.2f}")
         and f"{100 * found.interval[0]:+.2f} to" in text
     )
-    assert rows["made-up-net"][7] == ("baseline", "0.0") and rows["shorter"][7] == (
+    assert rows["made-up-net"][6] == ("baseline", "0.0") and rows["shorter"][6] == (
         "other samples",
         "",
     )
@@ -607,9 +652,10 @@ def test_paired_differences_are_those_of_compare() -> None:
 def test_figures_read_off_a_curve_are_marked() -> None:
     runs = [made_up(100), made_up(100, eps=4 / 255, name="smaller")]
     page = Reader(comparison(runs))
-    rows = {row[1][0]: row for row in page.rows("group-1") if len(row) > 8}
+    rows = {row[1][0].split("made-up-data")[0]: row for row in page.rows("group-1")}
     attacked = runs[1].curve(1)(8 / 255)[1]
-    assert rows["smaller"][5] == (f"{100 * attacked:.2f}{SPACE}% †", repr(attacked))
-    assert "†" not in rows["made-up-net"][5][0] and "marked †" in page.text("main")
+    shown, value = rows["smaller"][3]
+    assert shown.startswith(f"{100 * attacked:.2f}{SPACE}% †") and value == repr(attacked)
+    assert "†" not in rows["made-up-net"][3][0] and "marked †" in page.text("main")
     fewer = dataclasses.replace(made_up(100), rows=made_up(100).rows[:3])
     assert "different attacks" in comparison([runs[0], fewer])

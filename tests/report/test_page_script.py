@@ -7,12 +7,14 @@ import math
 import shutil
 import subprocess
 from importlib import resources
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from wassail.report.drawing import packed
+from wassail.threat import Groups
 from wassail.transport.curve import RiskCurve
 
 INF = math.inf
@@ -45,10 +47,23 @@ def curves() -> list[RiskCurve]:
     return found
 
 
-def test_sliders_show_what_python_computes() -> None:
+def scripted(cases: list[dict[str, Any]]) -> Any:
+    """What the script of the page computes, by node."""
     node = shutil.which("node")
     if node is None:
         pytest.skip("no node to run the script with")
+    script = resources.files("wassail.report") / "page.js"
+    answer = subprocess.run(
+        [node, "-e", RUN, str(script)],
+        input=json.dumps(cases),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(answer.stdout)
+
+
+def test_sliders_show_what_python_computes() -> None:
     rng = np.random.default_rng(0)
     made = curves()
     asked: list[list[list[float]]] = []
@@ -68,16 +83,8 @@ def test_sliders_show_what_python_computes() -> None:
         {"run": packed(curve), "at": [["inf" if v == INF else v for v in row] for row in rows]}
         for curve, rows in zip(made, asked)
     ]
-    script = resources.files("wassail.report") / "page.js"
-    answer = subprocess.run(
-        [node, "-e", RUN, str(script)],
-        input=json.dumps(plain),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
     count = 0
-    for curve, rows, got in zip(made, asked, json.loads(answer.stdout)):
+    for curve, rows, got in zip(made, asked, scripted(plain)):
         for (order, eps, kappa, share), (certified, attacked) in zip(rows, got):
             shifted = RiskCurve(
                 curve.distances,
@@ -94,3 +101,59 @@ def test_sliders_show_what_python_computes() -> None:
                 assert abs(certified - low) < 1e-9, (order, eps, kappa, share)
             count += 1
     assert count == 24 * 4 * 6 * 4 * 3
+
+
+def groups_of(curve: RiskCurve, seed: int) -> Groups:
+    """Up to four groups, whose ranges hold some weights that sum to one."""
+    rng = np.random.default_rng(seed)
+    ids = [str(k) for k in rng.integers(0, 4, len(curve.mu))]
+    names = sorted(set(ids))
+    middle = dict(zip(names, rng.dirichlet(np.ones(len(names)))))
+    low = {name: float(v * rng.uniform(0, 1)) for name, v in middle.items()}
+    high = {name: float(min(v + rng.uniform(0, 1), 1)) for name, v in middle.items()}
+    return Groups(tuple(ids), low, high)
+
+
+def within(curve: RiskCurve, groups: Groups, part: float) -> Groups:
+    """Ranges that are a part of the way from the weights of the samples to those of the groups."""
+    weights = [0.0] * len(groups.names)
+    for place, mass in zip(groups.places, curve.mu.tolist()):
+        weights[place] += mass
+    low, high = (
+        {name: w + part * (end - w) for name, w, end in zip(groups.names, weights, ends)}
+        for ends in (groups.low, groups.high)
+    )
+    return Groups(groups.ids, low, high)
+
+
+def test_weights_of_groups_are_those_of_python() -> None:
+    """The dual of the page against the plan of Python, for every order and all sliders at once."""
+    rng = np.random.default_rng(1)
+    made = [(curve, groups_of(curve, seed)) for seed, curve in enumerate(curves())]
+    settings = [
+        [order, eps, kappa, share, part]
+        for order in (1.0, 2.0, 1.5, INF)
+        for eps in (0.0, 0.05, 0.3, 1.1, 5.0, float(rng.uniform(0, 1)))
+        for kappa in (INF, 0.3)
+        for share in (1.0, 0.6)
+        for part in (0.001, 0.5, 1.0)
+    ]
+    told = [["inf" if v == INF else v for v in row] for row in settings]
+    cases = [{"run": packed(curve, groups), "at": told} for curve, groups in made]
+    worst = 0.0
+    for (curve, groups), got in zip(made, scripted(cases)):
+        for (order, eps, kappa, share, part), (certified, attacked) in zip(settings, got):
+            shifted = RiskCurve(
+                curve.distances,
+                curve.radii,
+                curve.mu,
+                order,
+                label_cost=kappa,
+                subpopulation=share,
+                groups=within(curve, groups, part),
+            )
+            low, high = shifted(eps)
+            worst = max(worst, abs(attacked - high))
+            if certified is not None:
+                worst = max(worst, abs(certified - low))
+    assert worst < 1e-9, worst

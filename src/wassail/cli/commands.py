@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +29,10 @@ from wassail.cli.shared import (
 from wassail.cli.signoff import (
     budget,
     has_results,
+    judged,
     parsed,
     quiet_output,
+    recorded,
     sign_off,
     threats_of,
 )
@@ -50,6 +52,7 @@ from wassail.writing import make, save, saving
 if TYPE_CHECKING:
     from wassail.evaluation.notes import Verification
     from wassail.evaluation.run import Evaluation
+    from wassail.evaluation.signoff import Verdict
     from wassail.zoo.files import Targets
     from wassail.zoo.samples import Data
 
@@ -151,14 +154,11 @@ def evaluate_command(options: argparse.Namespace) -> int:
             runner=runner,
             progress=progress(options),
         )
+    again = (lambda proved: run.verify(source.model, data, proved)) if stored else None
+    verdicts, looked = judged(run, requirements, again)
     with quiet_output(options):
-        _print_run(run, None if points is None else options.points, folder, options.explain)
-    return sign_off(
-        options,
-        run,
-        requirements,
-        (lambda proved: run.verify(source.model, data, proved)) if stored else None,
-    )
+        _print_run(options, run, folder, verdicts)
+    return sign_off(options, run, verdicts, looked)
 
 
 def _asked(options: argparse.Namespace) -> _Asked:
@@ -216,24 +216,26 @@ def _chosen_attacks(
     return before | {name: before.get(name, {}) | own[name] for name in options.add_attack}
 
 
-def _print_run(run: Evaluation, points: str | None, folder: Path | None, explain: bool) -> None:
+def _print_run(
+    options: argparse.Namespace, run: Evaluation, folder: Path | None, verdicts: Sequence[Verdict]
+) -> None:
     """The run on the terminal, and its pages beside it.
 
     Args:
+        options: of the command line.
         run: the evaluation.
-        points: the file of adversarial examples that was given, or None.
         folder: the run directory, or None.
-        explain: whether the words are defined at length.
+        verdicts: on the requirements.
     """
     from wassail.report.terminal import points_text, print_evaluation, print_landmarks
 
-    print_evaluation(run, explain)
-    if points is not None:
-        print(points_text(run, points))
+    print_evaluation(run, options.explain)
+    if options.points is not None:
+        print(points_text(run, options.points))
     if run.landmarks:
         print_landmarks(run)
     if folder is not None:
-        _write_pages(run, folder)
+        _write_pages(run, folder, verdicts)
 
 
 def _attacks_of(folder: Path) -> dict[str, dict[str, Any]]:
@@ -246,13 +248,13 @@ def _attacks_of(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def _write_pages(run: Evaluation, folder: Path) -> None:
+def _write_pages(run: Evaluation, folder: Path, verdicts: Sequence[Verdict] = ()) -> None:
     """The page and the picture beside the run."""
     from wassail.report.drawing import figure_of_runs
     from wassail.report.page import write_report
 
     with writing(folder):
-        print(f"wrote {write_report(run, folder / 'report.html')}")
+        print(f"wrote {write_report(run, folder / 'report.html', verdicts=verdicts)}")
         if len(run):
             print(f"wrote {save(folder / 'sandwich.svg', figure_of_runs([run]).svg())}")
 
@@ -271,7 +273,7 @@ def report_command(options: argparse.Namespace) -> int:
         return 0
     run = ws.Evaluation.load(options.folder)
     with writing(path):
-        print(f"wrote {write_report(run, path)}")
+        print(f"wrote {write_report(run, path, verdicts=recorded(run))}")
     return 0
 
 

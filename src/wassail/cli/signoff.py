@@ -8,7 +8,8 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,30 +148,64 @@ def has_results(folder: Path | None) -> bool:
     return folder is not None and any((folder / "results").glob("*/*.safetensors"))
 
 
-def sign_off(
-    options: argparse.Namespace,
+def judged(
     run: Evaluation,
     asked: Sequence[Requirement],
     verify: Callable[[bool], Verification] | None = None,
-) -> int:
-    """Print and write the verdicts; 1 if a requirement does not hold.
+) -> tuple[list[Verdict], Verification | None]:
+    """The verdicts, and what was verified of results that were stored before.
 
     Args:
-        options: of the command line.
         run: the evaluation.
         asked: the requirements.
         verify: looks again at a run with results that were stored before; given whether radii
             count. None where this process computed all of it.
     """
     from wassail.evaluation.signoff import check, looked_at
+
+    verdicts = [check(run, requirement) for requirement in asked]
+    if not verdicts or verify is None:
+        return verdicts, None
+    looked = verify(any(requirement.side == "proved" for requirement in asked))
+    return [looked_at(verdict, looked) for verdict in verdicts], looked
+
+
+def recorded(run: Evaluation) -> list[Verdict]:
+    """The verdicts on the requirements in the command that a run records, as far as they are some.
+
+    Args:
+        run: the evaluation, perhaps a stranger's.
+    """
+    from wassail.evaluation.signoff import check
+
+    command = run.info.get("command")
+    words = [word for word in command if isinstance(word, str)] if isinstance(command, list) else []
+    texts = [after for word, after in pairwise(words) if word == "--require"]
+    texts += [word.partition("=")[2] for word in words if word.startswith("--require=")]
+    found = []
+    for text in texts:
+        with suppress(InputError):
+            found.append(check(run, text))
+    return found
+
+
+def sign_off(
+    options: argparse.Namespace,
+    run: Evaluation,
+    verdicts: Sequence[Verdict],
+    looked: Verification | None = None,
+) -> int:
+    """Print and write the verdicts; 1 if a requirement does not hold.
+
+    Args:
+        options: of the command line.
+        run: the evaluation.
+        verdicts: of `judged`.
+        looked: what was verified of results that were stored before, or None.
+    """
     from wassail.report.card import model_card
     from wassail.report.machine import as_json, as_junit
 
-    verdicts = [check(run, requirement) for requirement in asked]
-    looked = None
-    if verdicts and verify is not None:
-        looked = verify(any(requirement.side == "proved" for requirement in asked))
-        verdicts = [looked_at(verdict, looked) for verdict in verdicts]
     with quiet_output(options):
         for verdict in verdicts:
             print("".join(c if c.isprintable() else "?" for c in str(verdict)))

@@ -16,6 +16,7 @@ from wassail.evaluation.signoff import (
     population_sentence,
 )
 from wassail.report.others import card_lines
+from wassail.report.units import features_of
 from wassail.threat import ceil_percent, floor_percent, show
 from wassail.writing import visible, without_folders
 from wassail.zoo.classes import classes_text
@@ -81,15 +82,13 @@ def _choices(run: Evaluation) -> list[str]:
 
 def _units(run: Evaluation) -> list[str]:
     """What a distance is measured in, where each feature has a box and a unit of its own."""
-    about = run.info.get("data")
-    kept = [about.get(key) for key in ("features", "low", "high", "scale")] if about else []
-    if not kept or not all(isinstance(part, list) and len(part) == len(kept[0]) for part in kept):
+    features = features_of(run)
+    if not features:
         return []
-    held = set(map(str, about.get("fixed") or ())) if isinstance(about, Mapping) else set()
     lines = []
-    for name, low, high, scale in zip(*kept):
-        unit = "may not move" if str(name) in held else f"{scale:.4g}"
-        lines.append(f"| {_plain(str(name))} | {low:.4g} | {high:.4g} | {unit} |")
+    for name, low, high, scale in features:
+        unit = f"{scale:.4g}" if scale else "may not move"
+        lines.append(f"| {_plain(name)} | {low:.4g} | {high:.4g} | {unit} |")
     head = "| feature | least | greatest | unit |\n|---|---|---|---|\n"
     said = "**Units.** Each feature stays in its own box, and is measured in its own unit.\n\n"
     return [said + head + "\n".join(lines)]

@@ -115,13 +115,10 @@ def _group(identifier: str, runs: Sequence[Evaluation]) -> Panel:
     threats = threats_of(runs)
     ranked = sorted(runs, key=lambda run: -_attacked(run, threats[0]))
     drawn = [run for run in runs if len(run)]
-    heads: list[str | Head] = ["#", Head("Model", text=True), Head("Data", text=True), "N", "Clean"]
-    for threat in threats:
-        heads += [Head("Attacked", _short(threat)), Head("Certified", _short(threat))]
-        if threat is threats[0]:
-            heads.append(Head("Difference to the baseline", _short(threat)))
-            heads.append(Head("50 % at eps", f"p = {spell(threat.order)}"))
-    heads.append(Head("Worst finding", text=True))
+    heads: list[str | Head] = ["#", Head("Model", text=True), "Clean"]
+    heads += [Head("Attacked", _short(threat)) for threat in threats]
+    heads.append(Head("Difference to the baseline", _short(threats[0])))
+    heads.append(Head("50 % at eps", f"p = {spell(threats[0].order)}"))
     rows = [
         _row(rank, _key(drawn, run), run, baseline, threats) for rank, run in enumerate(ranked, 1)
     ]
@@ -165,7 +162,7 @@ def title_of(runs: Sequence[Evaluation]) -> str:
 
 
 def _short(threat: Threat) -> str:
-    return f"p = {spell(threat.order)}, eps = {show(threat.eps)}"
+    return f"p\u00a0=\u00a0{spell(threat.order)}, eps\u00a0=\u00a0{show(threat.eps)}"
 
 
 def _attacked(run: Evaluation, threat: Threat) -> float:
@@ -208,11 +205,10 @@ def same_samples(a: Evaluation, b: Evaluation) -> bool:
 def _row(
     rank: int, key: Markup, run: Evaluation, baseline: Evaluation, threats: Sequence[Threat]
 ) -> list[Cell]:
+    about = Markup("{}, {:,} samples").format(name(run.data, 40), len(run))
     cells = [
         Cell(rank, float(rank)),
-        Cell(key, kind="head"),
-        Cell(name(run.data, 40), kind="text"),
-        Cell(f"{len(run):,}", float(len(run))),
+        Cell(key, small=[about, _finding(run)], kind="head"),
         Cell(percent(run.clean), run.clean, [interval_text(run.clean_interval)]),
     ]
     nothing = (math.nan, math.nan)
@@ -220,14 +216,14 @@ def _row(
         certified, attacked = run.curve(threat.order)(threat.eps)
         mark = "" if threat in run.threats else " †"
         interval = next((row.interval for row in run.best if row.threat == threat), nothing)
-        cells.append(Cell(attacked_percent(attacked) + mark, attacked, [interval_text(interval)]))
-        known = run.radii is not None
-        cells.append(Cell(proved(certified) + mark, certified) if known else Cell("–"))
-        if threat is threats[0]:
-            cells.append(_difference(run, baseline, threat))
-            half = run.curve(threat.order).inverse(0.5) if len(run) else math.nan
-            cells.append(Cell(half_text(run, threat.order) if len(run) else "–", half))
-    return [*cells, _finding(run)]
+        proof = "" if run.radii is None else f"certified {proved(certified)}"
+        small = [interval_text(interval), proof]
+        cells.append(Cell(attacked_percent(attacked) + mark, attacked, small))
+    cells.append(_difference(run, baseline, threats[0]))
+    order = threats[0].order
+    half = run.curve(order).inverse(0.5) if len(run) else math.nan
+    cells.append(Cell(half_text(run, order) if len(run) else "–", half))
+    return cells
 
 
 def _difference(run: Evaluation, baseline: Evaluation, threat: Threat) -> Cell:
@@ -244,8 +240,8 @@ def _difference(run: Evaluation, baseline: Evaluation, threat: Threat) -> Cell:
     return Cell(f"{100 * found.difference:+.2f}", found.difference, [more, proof])
 
 
-def _finding(run: Evaluation) -> Cell:
-    """The first warning, or the first note, or that there is neither."""
+def _finding(run: Evaluation) -> Markup | None:
+    """The first warning, or the first note; None where there is neither."""
     loud = [
         finding
         for level in ("warning", "note")
@@ -253,10 +249,10 @@ def _finding(run: Evaluation) -> Cell:
         if finding.level == level
     ]
     if not loud:
-        return Cell("✓ in order" if run.findings else "–", kind="text")
+        return None
+    word = "⚠ " if run.warnings else "note: "
     more = f" and {len(loud) - 1} more" if len(loud) > 1 else ""
-    text = Markup("{}{}").format("⚠ " if run.warnings else "note: ", name(loud[0].text, 60))
-    return Cell(text, small=[more], kind="text")
+    return Markup("{}{}{}").format(word, name(loud[0].text, 90), more)
 
 
 def _key(drawn: Sequence[Evaluation], run: Evaluation) -> Markup:

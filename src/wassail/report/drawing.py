@@ -86,7 +86,7 @@ class Mark:
         words = self.kind.split()
         colour = next((INK[word] for word in words if word in INK), SOFT)
         if self.element == "text":
-            weight = 600 if "strong" in words else 400
+            weight = 700 if "strong" in words else 400
             size = 10 if "landmark" in words else 12
             return {"fill": colour, "font-size": size, "font-weight": weight}
         if "area" in words:
@@ -229,10 +229,10 @@ class Axes:
     """
 
     end: float
-    width: float = 720
+    width: float = 480
     height: float = 300
     left: float = 44
-    right: float = 700
+    right: float = 464
     top: float = 12
     bottom: float = 256
 
@@ -518,9 +518,9 @@ def orders_picture(run: Evaluation) -> Picture:
         run: the evaluation.
     """
     end = max(axis_end([run.curve(order)], run.threat.eps) for order in USUAL)
-    axes = Axes(end)
+    axes = Axes(end, top=26)
     below = f"{run.words.share} in % against eps"
-    parts = axes.frame(ticks(end, unit_of(run.threat, end), 8), below)
+    parts = axes.frame(ticks(end, unit_of(run.threat, end), 6), below)
     for place, order in enumerate(USUAL):
         tone = f"run run-{place} dash-{place}"
         curve = run.curve(order)
@@ -529,7 +529,7 @@ def orders_picture(run: Evaluation) -> Picture:
             parts.append(path_mark(f"line proved {tone}", _trace(axes, curve, "certified")))
     at = axes.at(run.threat.eps, 0)[0]
     parts.append(line_mark("axis", at, axes.top, at, axes.bottom))
-    parts.append(label_mark(at + 4, axes.top + 10, f"eps {show(run.threat.eps)}", "start"))
+    parts.append(label_mark(at, axes.top - 4, f"eps {show(run.threat.eps)}", "middle"))
     label = f"{run.words.share} against eps for orders 1, 2 and infinity"
     return Picture(axes.width, axes.height, label, parts)
 

@@ -242,7 +242,7 @@ def proved_cell(share: float | None) -> Cell:
 def interval_text(interval: tuple[float, float]) -> str:
     """A 95 % interval in percent; nothing where there is none."""
     low, high = interval
-    return "" if math.isnan(low) else f"{100 * low:.2f} – {100 * high:.2f}"
+    return "" if math.isnan(low) else f"{100 * low:.2f}\u00a0–\u00a0{100 * high:.2f}"
 
 
 def share_text(value: float) -> str:

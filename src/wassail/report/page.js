@@ -6,6 +6,8 @@
   const SVG = "http://www.w3.org/2000/svg";
   const STEPS = 1000; // of the slider
   const GRID = 240; // places at which a curve is drawn, besides its bends
+  const STRIP = 88; // pixels above the axes for the names of known shifts
+  const ROOM = 13; // pixels between two of them
   const BENDS = 2000; // more bends than this are closer than a line is wide
 
   // ---- curves ----
@@ -47,7 +49,11 @@
       this.bends = new Map();
       this.under = [Infinity, this];
     }
-    static of(packed, n, total) { return new Side(floats(packed.d), packed.w === null ? null : floats(packed.w), n, total); }
+    static of(packed, n, total) {
+      const side = new Side(floats(packed.d), packed.w === null ? null : floats(packed.w), n, total);
+      side.g = packed.g && floats(packed.g);
+      return side;
+    }
     isLump(k) { return this.lump && k === this.d.length - 1; }
     mass(k) { return this.lump && k === this.d.length ? this.total : this.w ? this.sums[k] : k / this.n; }
     weight(k) { return this.isLump(k) ? this.total - this.mass(k) : this.w ? this.w[k] : 1 / this.n; }
@@ -92,18 +98,103 @@
     }
   }
 
+  /** One side where the weights of groups may change within ranges (THEORY 12): the error of the worst weights is
+   *  min over lam >= 0 of lam + max_w sum_g w_g h_g(lam), h_g(lam) = sum_{i in g} k_i (1 - lam (d_i / eps)^p)_+, where
+   *  k_i fills a group with its nearest samples, each up to its weight within the group over alpha, to the mass 1. */
+  class Grouped {
+    constructor(side, groups, kappa, share, range) {
+      const weight = groups.mass.map((mass) => mass / side.total), between = (end) => (v, g) => weight[g] + range * (groups[end][g] - v);
+      this.low = weight.map(between("low"));
+      this.span = weight.map(between("high")).map((high, g) => high - this.low[g]);
+      this.near = groups.mass.map(() => []);
+      this.held = groups.mass.map(() => [0]);
+      const bought = groups.mass.map(() => 0);
+      side.d.forEach((d, i) => {
+        const g = side.g[i];
+        if (d >= kappa) return;
+        bought[g] += side.weight(i);
+        this.near[g].push(d);
+        this.held[g].push(Math.min(bought[g] / (groups.mass[g] * share), 1));
+      });
+      if (kappa < Infinity) this.near.forEach((near, g) => { near.push(kappa); this.held[g].push(1); });
+      this.scale = Math.max(...this.near.map((near) => (near.length ? near[near.length - 1] : 0))) || 1;
+      this.least = Math.min(...this.near.map((near) => near.find((d) => d > 0) ?? Infinity));
+      this.bills = new Map();
+    }
+    /** The cost of the first 0, 1, ... samples of each group, in units of scale^p. */
+    bill(order) {
+      if (!this.bills.has(order)) this.bills.set(order, this.near.map((near, g) => {
+        const sums = [0];
+        near.forEach((d, i) => sums.push(sums[i] + (this.held[g][i + 1] - this.held[g][i]) * (d / this.scale) ** order));
+        return sums;
+      }));
+      return this.bills.get(order);
+    }
+    /** The weights that win most, of equal ones the cheapest: what they win and cost. */
+    greedy(wins, spent) {
+      let left = Math.max(1 - this.low.reduce((a, b) => a + b, 0), 0), won = 0, cost = 0;
+      for (const g of wins.map((_, g) => g).sort((a, b) => wins[b] - wins[a] || spent[a] - spent[b])) {
+        const more = Math.min(left, this.span[g]), weight = this.low[g] + more;
+        left -= more;
+        won += weight * wins[g];
+        cost += weight > 0 ? weight * spent[g] : 0;
+      }
+      return [won, cost];
+    }
+    /** Accuracy at eps, and how far it may be too large by rounding. */
+    accuracy(order, eps, certified) {
+      const none = this.near.map(() => 0);
+      if (order === Infinity || eps === 0) {
+        const reached = this.near.map((near, g) => this.held[g][count(near, eps, !(certified && eps > 0))]);
+        return [Math.max(1 - this.greedy(reached, none)[0], 0), 2 ** -40];
+      }
+      const bill = this.bill(order), unit = (this.scale / eps) ** order;
+      // A line of the dual at a multiplier: its value there and its slope.
+      const line = (lam) => {
+        const counts = this.near.map((near) => count(near, eps * lam ** (-1 / order), false));
+        const spent = counts.map((k, g) => unit * bill[g][k]);
+        const wins = counts.map((k, g) => Math.max(this.held[g][k] - (lam && lam * spent[g]), 0));
+        const [won, cost] = this.greedy(wins, spent);
+        return { lam, value: lam + won, slope: 1 - cost };
+      };
+      let a = line(0), b = line(Math.min(2 * (eps / this.least) ** order, 1e300)), best = Math.min(a.value, b.value);
+      // The dual is convex and made of lines: the next multiplier is where the lines of both ends meet, or the middle.
+      for (let step = 0; a.slope < 0 && step < 400 && b.lam - a.lam > 1e-15 * b.lam; step++) {
+        const meet = (b.value - a.value + a.slope * a.lam - b.slope * b.lam) / (a.slope - b.slope);
+        const lam = step % 3 < 2 && meet > a.lam && meet < b.lam ? meet : (a.lam + b.lam) / 2;
+        const here = line(lam), floor = a.value + a.slope * (meet - a.lam);
+        best = Math.min(best, here.value);
+        if (best - floor <= 1e-14) break;
+        if (here.slope < 0) a = here; else b = here;
+      }
+      return [Math.max(1 - best, 0), 2 ** -40];
+    }
+  }
+
   class Run {
     constructor(packed) {
       this.attacked = Side.of(packed.attacked, packed.n, packed.total);
       this.certified = packed.certified && Side.of(packed.certified, packed.n, packed.total);
+      this.groups = packed.groups;
+      this.kept = { key: "", sides: null };
+    }
+    /** Both sides where the weights of the groups use a part of their ranges. The last answer is kept. */
+    grouped(kappa, share, range) {
+      const key = [kappa, share, range].join();
+      if (this.kept.key !== key) {
+        const side = (one, price) => one && new Grouped(one, this.groups, price, share, range);
+        this.kept = { key, sides: [side(this.certified, kappa * (1 - 2 ** -52)), side(this.attacked, kappa)] };
+      }
+      return this.kept.sides;
     }
     /** Both sides where a changed label costs kappa; a radius does not protect from a label that costs exactly eps. */
-    sides(kappa) {
+    sides(kappa, share = 1, range = 0) {
+      if (range > 0) return this.grouped(kappa, share, range);
       return [this.certified && this.certified.capped(kappa * (1 - 2 ** -52)), this.attacked.capped(kappa)];
     }
     /** [certified, attacked]; certified is rounded down, and null if nothing is certified. */
-    at(order, eps, kappa = Infinity, share = 1) {
-      const [below, above] = this.sides(kappa);
+    at(order, eps, kappa = Infinity, share = 1, range = 0) {
+      const [below, above] = this.sides(kappa, share, range);
       const attacked = above.accuracy(order, eps, false, share)[0];
       if (!below) return [null, attacked];
       const [value, slack] = below.accuracy(order, eps, true, share);
@@ -156,6 +247,15 @@
 
   /** The places of one side's line in the picture, from eps 0 to the end. */
   function trace(side, order, end, certified, share, px, py) {
+    if (side instanceof Grouped) {
+      const points = [];
+      for (let i = 0; i <= GRID; i++) {
+        const eps = (end * i) / GRID, y = py(side.accuracy(order, eps, certified)[0]);
+        if (order === Infinity && i) points.push([px(eps), points[points.length - 1][1]]);
+        points.push([px(eps), y]);
+      }
+      return points;
+    }
     const stretch = share ** (1 / order), bends = stretch === 1 ? side.paid(order) : side.paid(order).map((eps) => eps / stretch);
     const value = (eps) => side.accuracy(order, eps, certified, share)[0];
     const whole = side.total * share;
@@ -185,14 +285,15 @@
     const canvas = find(".canvas"), slider = find('input[data-set="eps"]'), field = find('input[data-set="eps-text"]');
     const orders = [...figure.querySelectorAll('input[type="radio"]')];
     const ends = new Map(data.orders.map(([order, end]) => [Number(order), end])); // where the axis ends, for each order
-    const state = { order: Number(data.order), eps: data.eps, kappa: Infinity, share: 1, get end() { return ends.get(this.order); } };
+    const state = { order: Number(data.order), eps: data.eps, kappa: Infinity, share: 1, range: 0, get end() { return ends.get(this.order); } };
     const alone = !data.overlay;
     let scale = null;
 
     function draw() {
       const width = Math.max(canvas.clientWidth, 240);
-      const height = Math.round(Math.min(Math.max(0.5 * width, 250), 430));
-      const box = { left: 46, right: width - 14, top: 12, bottom: height - 44 };
+      const named = inside(), strip = named.length ? STRIP : 0; // names of shifts stand above the axes
+      const height = Math.round(Math.min(Math.max(0.5 * width, 250), 430)) + strip;
+      const box = { left: 46, right: width - 14, top: 12 + strip, bottom: height - 44 };
       const px = (eps) => box.left + ((box.right - box.left) * eps) / state.end;
       const py = (share) => box.bottom - (box.bottom - box.top) * share;
       scale = { box, width, px, py };
@@ -212,7 +313,7 @@
       make(svg, "line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom });
       make(svg, "text", { x: (box.left + box.right) / 2, y: height - 6, "text-anchor": "middle" }, `budget eps (ground norm l${data.norm})`);
       runs.forEach((run, i) => {
-        const [proved, broken] = run.sides(state.kappa);
+        const [proved, broken] = run.sides(state.kappa, state.share, state.range);
         const above = trace(broken, state.order, state.end, false, state.share, px, py);
         const below = proved && trace(proved, state.order, state.end, true, state.share, px, py);
         if (below && alone) {
@@ -224,25 +325,34 @@
         if (below) make(svg, "path", { class: `line ${alone ? "certified" : `proved ${tone}`}`, d: path(below), "data-side": "certified" });
         make(svg, "path", { class: `line ${alone ? "attacked" : tone}`, d: path(above), "data-side": "attacked" });
       });
-      landmarks(svg, px, py);
+      landmarks(svg, named, box, px, py);
       make(svg, "g", { class: "here" });
       canvas.replaceChildren(svg);
       point();
     }
 
-    /** A labelled mark for each known shift within the axes; names where there is room. */
-    function landmarks(svg, px, py) {
+    /** The known shifts within the axes with their places, the nearest first. */
+    function inside() {
       const key = orders.find((radio) => Number(radio.value) === state.order).value;
-      const inside = data.landmarks.filter((mark) => mark.eps[key] <= state.end).sort((a, b) => a.eps[key] - b.eps[key]);
-      let last = -Infinity;
-      for (const mark of inside) {
-        const x = px(mark.eps[key]), y = py(mark.accuracy);
+      const found = data.landmarks.filter((mark) => mark.eps[key] <= state.end).map((mark) => ({ ...mark, at: mark.eps[key] }));
+      return found.sort((a, b) => a.at - b.at);
+    }
+
+    /** A mark for each known shift; its name stands above the axes, moved sideways where another one is. */
+    function landmarks(svg, named, box, px, py) {
+      const places = named.slice(0, Math.floor((box.right - box.left) / ROOM)).map((mark) => px(mark.at));
+      places.forEach((x, i) => { if (i) places[i] = Math.max(x, places[i - 1] + ROOM); });
+      for (let i = places.length - 1, limit = box.right; i >= 0; i--, limit = places[i + 1] - ROOM) places[i] = Math.min(places[i], limit);
+      named.forEach((mark, i) => {
+        const x = px(mark.at), y = py(mark.accuracy), label = places[i];
+        if (label !== undefined) {
+          make(svg, "line", { class: "rule", x1: label, x2: x, y1: box.top - 4, y2: y - 5 });
+          const turned = `rotate(-90 ${label + 3} ${box.top - 7})`;
+          make(svg, "text", { class: "landmark", x: label + 3, y: box.top - 7, transform: turned }, mark.name.slice(0, 16));
+        }
         const shape = make(svg, "path", { class: "landmark", d: `M${x} ${y - 5}l5 5l-5 5l-5 -5Z` });
-        make(shape, "title", {}, `${mark.name}: ${percent(mark.accuracy)} at eps ${show(mark.eps[key])}`);
-        if (x - last < 13) continue;
-        last = x;
-        make(svg, "text", { class: "landmark", transform: `translate(${x + 3} ${y + 9}) rotate(90)` }, mark.name.slice(0, 24));
-      }
+        make(shape, "title", {}, `${mark.name}: ${percent(mark.accuracy)} at eps ${show(mark.at)}`);
+      });
     }
 
     /** The cursor at eps: a line, dots, and the figures below the plot. */
@@ -254,7 +364,7 @@
       if (inside) make(here, "line", { class: "cursor", x1: x, x2: x, y1: box.top, y2: box.bottom });
       const spoken = [];
       runs.forEach((run, i) => {
-        const [certified, attacked] = run.at(state.order, state.eps, state.kappa, state.share);
+        const [certified, attacked] = run.at(state.order, state.eps, state.kappa, state.share, state.range);
         const texts = { attacked: ceilPercent(attacked), certified: certified === null ? "–" : floorPercent(certified), gap: certified === null ? "–" : percent(attacked - certified) };
         const values = { attacked, certified, gap: certified === null ? null : attacked - certified };
         for (const element of figure.querySelectorAll(`[data-read^="${i}:"]`)) {
@@ -329,7 +439,7 @@
         if (Number.isNaN(value)) { field.setAttribute("aria-invalid", "true"); return; }
         field.removeAttribute("aria-invalid");
         state[name] = value;
-        slider.value = String(name === "share" ? Math.round(STEPS * value) : Math.min(Math.round((STEPS * value) / (2 * state.end)), STEPS));
+        slider.value = String(name !== "kappa" ? Math.round(STEPS * value) : Math.min(Math.round((STEPS * value) / (2 * state.end)), STEPS));
         draw();
       });
       field.addEventListener("change", told);
@@ -342,6 +452,7 @@
       const v = /%\s*$/.test(text) ? parse(text.replace("%", "")) / 100 : parse(text);
       return v > 0 && v <= 1 ? v : NaN;
     });
+    set("range", (step) => step / STEPS, String, (text) => { const v = parse(text); return v <= 1 ? v : NaN; });
   }
 
   if (typeof document === "undefined") { // no page: the tests of the arithmetic
@@ -388,15 +499,20 @@
     });
   }
 
-  // On a phone a row of a wide table is a card: every figure carries the head of its column.
+  // On a phone a row of a table that is too wide is a card: every figure carries the head of its column.
   function stacked(table) {
-    const heads = [...table.querySelectorAll("thead th")].map((head) => [...head.childNodes].map((part) => part.textContent.trim()).join(" "));
+    const frame = table.parentElement;
+    if (frame.scrollWidth <= frame.clientWidth) return;
+    const heads = [...table.querySelectorAll("thead th")].map((head) => [...(head.querySelector("button") ?? head).childNodes].map((part) => part.textContent.trim()).join(" "));
     for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, i) => { cell.dataset.head = heads[i] ?? ""; });
     table.classList.add("stacked");
   }
 
   document.querySelectorAll("figure[data-plot]").forEach(plot);
-  document.querySelectorAll(".wide table.sortable").forEach(stacked);
   document.querySelectorAll("table.sortable").forEach(sortable);
+  const stack = () => narrow.matches && document.querySelectorAll("table.sortable").forEach(stacked);
+  const narrow = matchMedia("(max-width: 44rem)");
+  narrow.addEventListener("change", stack);
+  stack();
   document.querySelectorAll("button.theme").forEach(theme);
 })();

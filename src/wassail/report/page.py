@@ -8,7 +8,7 @@ hostile: jinja2 escapes it. The same run gives the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -34,11 +34,13 @@ from wassail.report.panels import (
 )
 from wassail.report.passes import passes_panel
 from wassail.report.population import population_panel
+from wassail.report.units import units_panel
 from wassail.writing import save
 
 if TYPE_CHECKING:
     from wassail.evaluation.notes import Verification
     from wassail.evaluation.run import Evaluation
+    from wassail.evaluation.signoff import Verdict
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class View:
 
     fragile: int
     verified: Verification | None
+    verdicts: Sequence[Verdict]
 
 
 PANELS: list[tuple[str, str, Callable[[Evaluation, View], Panel | None]]] = [
@@ -57,6 +60,7 @@ PANELS: list[tuple[str, str, Callable[[Evaluation, View], Panel | None]]] = [
     ("population", "All inputs", lambda run, view: population_panel(run)),
     ("others", "Other people and labels", lambda run, view: others_panel(run)),
     ("landmarks", "Known shifts", lambda run, view: landmarks_panel(run)),
+    ("units", "Units of the features", lambda run, view: units_panel(run)),
     ("attacks", "Attacks", lambda run, view: attacks_panel(run)),
     ("distances", "Distances", lambda run, view: distances_panel(run)),
     ("certificate", "Certificate", lambda run, view: certificate_panel(run)),
@@ -78,17 +82,18 @@ def write_report(
     *,
     fragile: int = 24,
     verified: Verification | None = None,
+    verdicts: Sequence[Verdict] = (),
 ) -> Path:
     """Write the page of a run to `path`, which is returned.
 
     fragile: how many of the samples with the nearest flips are shown as images; verified: what
     `Evaluation.verify` found, which the page then says; without it the page says that the
-    run was not verified. The page holds no date and no path of its own: the same run gives the same
-    bytes.
+    run was not verified; verdicts: of requirements, with which the page then opens. The page holds
+    no date and no path of its own: the same run gives the same bytes.
     """
     if fragile < 0:
         raise InputError(f"fragile is {fragile}: give the number of samples to show, 0 or more.")
-    return save(path, report(run, fragile=fragile, verified=verified))
+    return save(path, report(run, fragile=fragile, verified=verified, verdicts=verdicts))
 
 
 def report(
@@ -96,9 +101,10 @@ def report(
     *,
     fragile: int = 24,
     verified: Verification | None = None,
+    verdicts: Sequence[Verdict] = (),
 ) -> str:
     """The page of `write_report` as text."""
-    view = View(fragile, verified)
+    view = View(fragile, verified, verdicts)
     sections = []
     for key, title, make in PANELS:
         panel = make(run, view)
@@ -107,4 +113,6 @@ def report(
             sections.append((key, own, panel))
     attacked = run.curve(run.threat.order)(run.threat.eps)[1]
     title = f"{attacked_percent(attacked)} · {run.name[:LONG]} on {run.data[:LONG]} · wassail"
-    return document(title, head(run, verified), sections)
+    if verdicts:
+        title = f"{'HOLDS' if all(verdicts) else 'FAILS'} · {title}"
+    return document(title, head(run, verified, verdicts), sections)

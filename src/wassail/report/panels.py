@@ -47,6 +47,7 @@ from wassail.report.html import (
     share_text,
     spell,
 )
+from wassail.report.units import eps_text
 from wassail.threat import ceil_percent, show
 from wassail.transport.allocation import knapsack
 from wassail.writing import without_folders
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from wassail.evaluation.notes import Verification
     from wassail.evaluation.result import Row
     from wassail.evaluation.run import Evaluation
+    from wassail.evaluation.signoff import Verdict
     from wassail.threat import Threat
 
 BINS = 40
@@ -105,8 +107,10 @@ def verified_panel(verified: Verification | None) -> Panel | None:
     return Panel([render("findings.html.j2", loud=listed, fine=())], lead)
 
 
-def head(run: Evaluation, verified: Verification | None) -> Markup:
-    """The headline: one number, what it means, and the bracket it belongs to."""
+def head(
+    run: Evaluation, verified: Verification | None, verdicts: Sequence[Verdict] = ()
+) -> Markup:
+    """What was required of it, the headline, what it means, and the bracket it belongs to."""
     threat = run.threat
     certified, attacked = run.curve(threat.order)(threat.eps)
     return render(
@@ -115,6 +119,9 @@ def head(run: Evaluation, verified: Verification | None) -> Markup:
         most=_most(run),
         number="–" if math.isnan(attacked) else ceil_percent(attacked),
         facts=_facts(_head_facts(run, certified, attacked)),
+        verdicts=verdicts,
+        holds=all(verdicts),
+        eps=eps_text(run),
         conditions=conditions(run),
         unverified=unverified(verified),
         certified=run.radii is not None,
