@@ -125,7 +125,7 @@ def test_windows_pay_for_the_errors_of_their_own_convolution() -> None:
     wrong = net[2].double()(first * more) * more
     apart = (wrong - graph.values(x)[j]).detach().flatten()
     for kind in (sweep.fast, sweep.exact):
-        looks = Looks(windows, j, kind, sweep.inputs, sweep.balls, slice(0, 1))
+        looks = Looks(windows, j, kind, sweep.balls, slice(0, 1))
         assert (looks.between(owner, place)[1] >= apart).all()
         assert (looks.above(owner, place)[: len(place)] >= apart).all()
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from wassail import rounding
 from wassail.certificates.device import HOST
-from wassail.certificates.graph.support import fill_one, fill_two
+from wassail.certificates.graph.support import fill_one
 from wassail.certificates.relax.rows import Span, of_owner, of_owners, rounded_up, row_dot
 from wassail.geometry import fill
 from wassail.rounding import FLOOR, UNIT
@@ -125,8 +125,12 @@ class Balls:
 
     @cached_property
     def _ways(self) -> Span:
-        """Whether the box leaves a way down and a way up, 0 or 1 in float32, `(N, n)` each."""
-        return (self.below > 0).float(), (self.above > 0).float()
+        """Infinite where the box leaves a way down, and a way up, else 0, `(N, n)` each."""
+        down, up = (
+            torch.where(side > 0, math.inf, 0.0).to(torch.float32)
+            for side in (self.below, self.above)
+        )
+        return -down, up
 
     def across(self, a: Tensor, owner: Tensor, spent: bool = False) -> Span:
         """`<a, d>` lies in middle +- spread, `(R,)` each in float64, rounded up: by the box, or by
@@ -141,24 +145,15 @@ class Balls:
             a = a.double()
             shift = row_dot(a, middle)
             return shift, row_dot(a.abs_() if spent and a.is_contiguous() else a.abs(), reach)
-        down, up = of_owners(self._ways, owner)
-        plus = a.clamp(min=0)
-        minus = plus - a
-        radius = self.radius[owner]
+        low, high = (side.to(a.dtype) for side in of_owners(self._ways, owner))
+        sides = (torch.clamp(a, low, high), torch.clamp(a, -high, -low))
         if self.norm == 1:
-            top, bottom = (
-                torch.maximum((plus * p).amax(1), (minus * m).amax(1)).double()
-                for p, m in ((up, down), (down, up))
-            )
+            top, bottom = (side.abs().amax(1).double() for side in sides)
         else:
-            plus = plus.square()
-            minus = minus.square()
-            slack = 1 + (a.shape[1] + 8) * 2.0**-23
-            lost = a.shape[1] * FLOOR[torch.float32]  # squares that underflow
-            top, bottom = (
-                (row_dot(plus, p) + row_dot(minus, m) + lost).sqrt() * slack
-                for p, m in ((up, down), (down, up))
-            )
+            slack = 1 + (a.shape[1] + 8) * UNIT
+            lost = a.shape[1] * FLOOR[torch.float64]  # squares that underflow
+            top, bottom = ((side.double().square().sum(1) + lost).sqrt() * slack for side in sides)
+        radius = self.radius[owner]
         top = radius * top
         bottom = radius * bottom
         return (top - bottom) / 2, (top + bottom) / 2 * (1 + 4 * UNIT)
@@ -252,15 +247,147 @@ class Balls:
         if self.norm == math.inf:
             middle, spread = self.across(a, owner, spent)  # spread: rounded up for both
             return middle + spread
-        a, slack = a.double(), (a.shape[1] + 8) * UNIT
-        size = a.abs()
+        if self.norm == 2:
+            return self.round_.upper(a, owner)
+        a = a.double()
         radius = self.radius[owner].expand(len(a))
         above, below = of_owners((self.above, self.below), owner)
-        room = torch.where(a > 0, above, below)
-        room = torch.minimum(room, radius[:, None])
-        return (
-            fill_one(size, room, radius) if self.norm == 1 else fill_two(size, room, radius)
-        ) * (1 + slack)
+        room = torch.minimum(torch.where(a > 0, above, below), radius[:, None])
+        return fill_one(a.abs(), room, radius) * (1 + (a.shape[1] + 8) * UNIT)
+
+    @cached_property
+    def round_(self) -> CutBalls:
+        """The l2 balls, as `upper` takes them."""
+        return CutBalls.make(self.below, self.above, self.radius)
+
+
+@dataclass(frozen=True, eq=False)
+class CutBalls:
+    """M balls `{||d||_2 <= radius, -below <= d <= above}`, for `sup <a, d>`.
+
+    An entry counts as near if a wall is closer to it than the radius, and leaves it some way. On
+    the ball no other entry meets a wall that it does not touch from the start.
+
+    low, high: infinite where an entry that is not near may go down or up, else 0, `(M, n)`; where:
+    the near entries, `(M, k)`, filled up with others; counts: how many there are, `(M,)`; down, up:
+    their room, `(M, k)`, 0 for those that fill up. On a device, which is not asked how many are
+    near, all entries count as near.
+    """
+
+    radius: Tensor
+    low: Tensor
+    high: Tensor
+    where: Tensor
+    counts: Tensor
+    down: Tensor
+    up: Tensor
+
+    @classmethod
+    def make(cls, below: Tensor, above: Tensor, radius: Tensor) -> CutBalls:
+        """Of the room to the walls, `(M, n)` each, and the radii, `(M,)`."""
+        wide = radius[:, None]
+        down = torch.minimum(below, wide)
+        up = torch.minimum(above, wide)
+        near = ((down > 0) & (down < wide)) | ((up > 0) & (up < wide))
+        if near.device != HOST:
+            near = torch.ones_like(near)
+        low, high = (
+            torch.where((side > 0) & ~near, math.inf, 0.0).to(torch.float32) for side in (down, up)
+        )
+        counts = near.sum(1)
+        where, real = _places(near, counts)
+        down, up = (torch.where(real, side.gather(1, where), 0.0) for side in (down, up))
+        return cls(radius, -low, high, where, counts, down, up)
+
+    def upper(self, a: Tensor, owner: Tensor) -> Tensor:
+        """`sup <a, d>` over ball `owner` for rows `a` `(R, n)`: `(R,)` in float64, rounded up.
+
+        With `s = |a|` and any t > 0 it is at most `r^2 / (2 t) + sum_i max { s_i d - d^2 / (2 t) }`
+        over `0 <= d <= room_i`. Entries that are not near add `t s_i^2 / 2`, as if they had no
+        wall.
+        """
+        low, high = of_owners((self.low, self.high), owner)
+        rest = torch.clamp(a, low.to(a.dtype), high.to(a.dtype))
+        squares = rest.double().square().sum(1)
+        s, room = self._near(a, owner)
+        radius = self.radius[owner].expand(len(a))
+        with torch.no_grad():
+            t = filling_step(s, room, squares, radius)
+        step = torch.minimum(s * t[:, None], room)
+        gain = (step * (s - step / (2 * t[:, None]))).sum(1)
+        # Not radius^2, which may underflow.
+        value = (radius / t * radius + t * squares) / 2 + gain
+        # Squares of rows as short as that, and products with such radii, may underflow.
+        short = ~(squares + s.square().sum(1) > SHORT_SQUARE) | (radius < SHORT_RADIUS)
+        if short.device != HOST or bool(short.any()):
+            value = torch.where(short, radius * rounding.length(a.double(), 2, 1), value)
+        value = torch.where(radius > 0, value, radius * value)  # NaN after an overflow
+        return value * (1 + (a.shape[1] + 16) * UNIT)
+
+    def _near(self, a: Tensor, owner: Tensor) -> Span:
+        """The magnitudes of the near entries in float64, and how far each can go, `(R, k)`."""
+        where, down, up = self.where, self.down, self.up
+        if where.device == HOST:
+            most = int(self.counts[owner].amax()) if len(owner) else 0
+            where, down, up = where[:, :most], down[:, :most], up[:, :most]
+        where, down, up = of_owners((where, down, up), owner)
+        if where.shape[0] == 1:
+            a = a.index_select(1, where[0]).double()
+        else:
+            a = a.gather(1, where).double()
+        return a.abs(), torch.where(a > 0, up, down)
+
+
+def _places(marked: Tensor, counts: Tensor) -> Span:
+    """The marked entries of each row `(M, n)`, counts `(M,)` of them: their places `(M, k)`, and
+    which of these are real, the others fill up.
+    """
+    if marked.device != HOST:  # all of them
+        where = torch.arange(marked.shape[1], device=marked.device).expand(marked.shape)
+        return where, marked
+    row, column = marked.nonzero().T
+    most = int(counts.amax()) if len(counts) else 0
+    rank = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
+    where = torch.zeros(len(marked), most, dtype=torch.int64)
+    where[row, rank] = column
+    return where, torch.arange(most) < counts[:, None]
+
+
+SHORT_SQUARE = 2.0**-900
+SHORT_RADIUS = 2.0**-400
+LEVEL_ROUNDS = 6  # of the search for t, of which any value gives a bound
+HIGHEST = 1e30  # where all walls together are nearer than the ball
+
+
+def filling_step(s: Tensor, room: Tensor, squares: Tensor, radius: Tensor) -> Tensor:
+    """The t with `sum_i min(t s_i, room_i)^2 = radius^2`, from below, `(R,)`; squares: the part of
+    `sum_i s_i^2` that has no wall. By Newton's steps on t^2, in units of `radius / ||s||`, which is
+    t where no wall is in the way; in float32, since every t gives a bound.
+    """
+    free = torch.where(room > 0, s, 0.0)
+    norm = (squares + free.square().sum(1)).clamp(min=1e-300).sqrt()
+    rate = (free / norm[:, None]).float().square_()
+    cap = (room / torch.where(radius > 0, radius, 1.0)[:, None]).float().square_()
+    rest = (squares / norm.square()).float()
+    level = torch.ones_like(rest)
+    late = (rate > cap).any(1)
+    if level.device == HOST:
+        rows = late.nonzero()[:, 0]
+        level[rows] = _climbed(rate[rows], cap[rows], rest[rows])
+    else:  # which is not asked
+        level = torch.where(late, _climbed(rate, cap, rest), level)
+    return (level.double().sqrt() * radius / norm).clamp(1e-300, 1e300)
+
+
+def _climbed(rate: Tensor, cap: Tensor, rest: Tensor) -> Tensor:
+    """The level with `sum_i min(level rate_i, cap_i) + level rest = 1`, from 1 upward, `(R,)`."""
+    level = torch.ones_like(rest)
+    for _ in range(LEVEL_ROUNDS):
+        spent = torch.minimum(level[:, None] * rate, cap)
+        left = (1 - spent.sum(1) - level * rest).clamp_(min=0)
+        speed = (cap - spent).sign_().mul_(rate).sum(1) + rest
+        level = torch.where(speed > 0, level + left / speed, HIGHEST).clamp(max=HIGHEST)
+    return level
 
 
 def _farthest(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:

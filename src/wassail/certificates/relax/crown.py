@@ -416,7 +416,7 @@ class Sweep(Substitution):
             left = torch.zeros_like(left)
         if windows is not None and not self.steps:
             for some, owner, place in windows.groups(left):
-                looks = Looks(windows, j, self.exact, self.inputs, self.balls, some)
+                looks = Looks(windows, j, self.exact, self.balls, some)
                 upper = looks.above(owner, place)
                 narrow_to(low, high, owner, place, -upper[len(place) :], upper[: len(place)])
                 self.taken += 2 * len(place)
@@ -435,7 +435,7 @@ class Sweep(Substitution):
         open_ = self.values.open_entries(j, low, high)
         if windows is not None:
             for some, owner, place in windows.groups(open_):
-                looks = Looks(windows, j, self.parallel, self.inputs, self.balls, some)
+                looks = Looks(windows, j, self.parallel, self.balls, some)
                 narrow_to(low, high, owner, place, *looks.between(owner, place))
                 self.taken += len(place)
             return

@@ -14,11 +14,10 @@ from wassail import rounding
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.maps import laid_out
-from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.balls import Balls, filling_step
 from wassail.certificates.relax.lines import Arithmetic, Shape, rounding_of
 from wassail.certificates.relax.norms import map_norm
 from wassail.certificates.relax.rows import Span, flattened, of_owner
-from wassail.geometry import fill
 from wassail.rounding import UNIT
 
 
@@ -125,12 +124,7 @@ class Layer:
         eps = self.eps.amax(1)[owner].expand(len(bent)) * (1 - 2.0**-20)
         size = bent.abs()
         room = torch.where(bent > 0, up, down)
-        length = rounding.length(torch.where(room > 0, size, 0.0), 2, 1)
-        level = eps / length.clamp(min=1e-300)
-        if room.device != HOST or bool((size * level[:, None] > room).any()):
-            rate = size.square()
-            level = fill(rate, room.square(), eps.square(), ask=False).sqrt()
-        level = level.clamp(min=1e-300, max=1e300)[:, None]
+        level = filling_step(size, room, torch.zeros_like(eps), eps)[:, None]
         ball = torch.minimum(size, room / level)
         box = (size - ball).clamp(min=0)
         slack = 1 + (size.shape[1] + 32) * UNIT

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -54,7 +54,7 @@ from wassail.certificates.relax.slope_cone_layer import (
     flattened_root,
     losses_of,
 )
-from wassail.certificates.relax.spectral import matrix_norms
+from wassail.certificates.relax.spectral import gram_norms, matrix_norms
 from wassail.rounding import UNIT
 
 if TYPE_CHECKING:
@@ -62,19 +62,32 @@ if TYPE_CHECKING:
 
 # Bent neurons of a layer whose matrices are made; more are bounded by their boxes.
 MATRIX_UP_TO_ROWS = 1024
+LEAST_SCALE = 2.0**-60  # of the weights of a layer whose Gram matrix is made
 ALIKE = 0.7  # lengths by matrices are taken below the others divided by this
+
+
+@dataclass(frozen=True, eq=False)
+class Gram:
+    """`A A^T` of the rows a of some samples, over the square of scale, `(samples, m, m)`; scale:
+    `(samples,)`; off: what it is off by, in units of its trace.
+    """
+
+    values: Tensor
+    scale: Tensor
+    off: float
 
 
 @dataclass(frozen=True, eq=False)
 class Pulled:
     """`<row, d>` lies in `shift +- spread + <a, d_0> + sum_k <bent_k, e_k / root_k>`; a is 0 for
-    inputs that cannot move.
+    inputs that cannot move. gram: of a, where it is known.
     """
 
     shift: Tensor
     spread: Tensor
     a: Tensor
     bent: dict[int, Tensor]
+    gram: Gram | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,6 +175,7 @@ class SlopeCones:
             every = flattened_root(shape, self.kind)
             known.those[part] = ((every > 0) & open_[part]).reshape(-1, *node.shape)
             root = every.gather(1, place.reshape(len(part), most)) * there.reshape(len(part), -1)
+            pulled = replace(pulled, gram=self._gram(j, pulled.a, place.reshape(len(part), most)))
             self._measure(known, pulled, root, part)
 
     def together(self, j: int) -> int:
@@ -244,6 +258,9 @@ class SlopeCones:
         a = pulled.a.double().reshape(count, -1, pulled.a.shape[1]) * weight
         if self.inputs.norm == 1:
             longest = rounding.length(a, 2, 1) * (1 + (a.shape[1] + 8) * UNIT)
+        elif pulled.gram is not None:
+            values = pulled.gram.values * weight * weight.mT
+            longest = (gram_norms(values, pulled.gram.off) * pulled.gram.scale)[:, None]
         else:
             longest = matrix_norms(a)[:, None]
         norms = {
@@ -253,6 +270,31 @@ class SlopeCones:
         rest = (pulled.shift.abs() + pulled.spread).reshape(count, -1) * weight[:, :, 0]
         length = rounding.length(rest, 2, 1) * (1 + (rest.shape[1] + 8) * UNIT)
         return longest * self.inputs.radius[part][:, None], norms, length
+
+    def _gram(self, j: int, a: Tensor, place: Tensor) -> Gram | None:
+        """`A A^T` of rows of node j, entries `place` `(samples, m)`, where that is cheap: node j is
+        a convolution of the input, so it is the convolution of the rows themselves. None elsewhere.
+
+        The rows have the weights in their own type, the map has them in float64.
+        """
+        node = self.graph.nodes[j]
+        first = not self.layers and node.inputs == (0,) and self.balls.norm == 2
+        if not first or node.map is None or node.map.window is None:
+            return None
+        count, m = place.shape
+        scale = a.double().abs().reshape(count, -1).amax(1)
+        # Below that weights may have underflowed in float32: nothing is said of them.
+        scale = torch.where(scale > LEAST_SCALE, scale, math.nan)
+        map_ = self.exact.maps[j]
+        found = []
+        for part in torch.split(torch.arange(len(a), device=a.device), self.together(j)):
+            clock.look()
+            unit = a[part].double() / scale[part // m][:, None]
+            image = map_.forward(laid_out(unflattened(unit, self.graph.nodes[0].shape)))
+            found.append(image.flatten(1).gather(1, place[part // m]))
+        values = torch.cat(found).reshape(count, m, m) / scale[:, None, None]
+        off = 8 * self.kind.tiny + (m + node.map.terms + 64) * 4 * UNIT
+        return Gram(values, scale, off)
 
     def _along(self, a: Tensor, owner: Tensor) -> dict[int, Tensor]:
         """`||sqrt(k) t||_2` of each layer for the deviation of length `radius` along a, `(R,)`,

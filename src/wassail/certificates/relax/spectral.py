@@ -8,18 +8,17 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
+from wassail.certificates.device import HOST
 from wassail.rounding import UNIT
 
-POWER_STEPS = 16  # of a power iteration
-FACTORS = (1 + 1e-9, 1.001, 1.01, 1.1, 1.5)  # of its result, of which a Cholesky factor proves one
+KRYLOV_STEPS = 16  # of Lanczos' method
+NOTHING_NEW = 1e-8  # of an image: what is left of it beside the vectors before
+# of its result, of which a Cholesky factor proves one
+FACTORS = (1 + 1e-9, 1.001, 1.01, 1.03, 1.1, 1.5)
 
 
 def matrix_norms(a: Tensor) -> Tensor:
-    """`||A||_2` of matrices `(N, m, n)` in float64, from above, `(N,)`; NaN after an overflow.
-
-    By a Cholesky factor of `mu - A A^T`, which proves that mu is enough; the host does not wait for
-    it. The slack is that of all roundings, in units of the trace.
-    """
+    """`||A||_2` of matrices `(N, m, n)` in float64, from above, `(N,)`; NaN after an overflow."""
     if not a.numel():
         return a.new_zeros(len(a))
     # Squares of numbers near 1 do not underflow, and the trace is that of the scaled matrix.
@@ -29,34 +28,68 @@ def matrix_norms(a: Tensor) -> Tensor:
     a = a if a.shape[1] <= a.shape[2] else a.mT
     m, n = a.shape[1:]
     clock.look()
-    gram = a @ a.mT
+    found = gram_norms(a @ a.mT, (m + n + 64) * 4 * UNIT) * scale
+    # Entries that are smaller than that are as long as this together.
+    return found + (largest < scale).double() * (math.sqrt(m * n) * 2.0**-1000)
+
+
+def gram_norms(gram: Tensor, off: float) -> Tensor:
+    """`||A||_2` from `A A^T`, `(N, m, m)`, from above, `(N,)`; NaN after an overflow.
+
+    By a Cholesky factor of `mu - A A^T`, which proves that mu is enough; a device is not asked for
+    it. off: of all roundings in the product, in units of the trace.
+    """
     gram = (gram + gram.mT) / 2
     trace = gram.diagonal(dim1=1, dim2=2).sum(1)
     known = torch.isfinite(trace)
     gram = torch.where(known[:, None, None], gram, 0.0)
-    slack = (m + n + 64) * 4 * UNIT * trace
     top = _top(gram, trace)
-    found: Tensor = (top.clamp(min=0) + slack).sqrt() * scale * (1 + 16 * UNIT)
-    # Entries that are smaller than that are as long as this together.
-    found = found + (largest < scale).double() * (math.sqrt(m * n) * 2.0**-1000)
+    found = (top.clamp(min=0) + off * trace).sqrt() * (1 + 16 * UNIT)
     return torch.where(known, found, math.nan)
 
 
 def _top(gram: Tensor, trace: Tensor) -> Tensor:
     """The largest eigenvalue of each Gram matrix, from above up to rounding: `(N,)`."""
     m = gram.shape[1]
-    v = gram.diagonal(dim1=1, dim2=2).sqrt()[:, :, None]
-    for _ in range(POWER_STEPS):
-        v = gram @ v
-        v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp(min=1e-300)
-    guess = (v * (gram @ v)).sum((1, 2))
+    guess = _guessed(gram)
     eye = torch.eye(m, dtype=gram.dtype, device=gram.device)
     found = trace
-    for factor in reversed(FACTORS):
+    done = torch.zeros_like(found, dtype=torch.bool)
+    for factor in FACTORS:
         clock.look()
         mu = factor * guess
         failed = torch.linalg.cholesky_ex(mu[:, None, None] * eye - gram)[1]
         # Its own roundings: those of a factor of a matrix with the trace m mu.
         proved = mu * (1 + 4 * m * (m + 8) * UNIT)
-        found = torch.where(failed == 0, torch.minimum(found, proved), found)
+        found = torch.where((failed == 0) & ~done, torch.minimum(found, proved), found)
+        done = done | (failed == 0)
+        if found.device == HOST and bool(done.all()):
+            break
     return found
+
+
+def _guessed(gram: Tensor) -> Tensor:
+    """About the largest eigenvalue of each, `(N,)`, not above it but for rounding: of the vectors
+    that Lanczos' method meets, the one that is stretched most.
+    """
+    v = gram.diagonal(dim1=1, dim2=2).sqrt()[:, :, None]
+    basis = []
+    images = []
+    for _ in range(min(KRYLOV_STEPS, gram.shape[1])):
+        v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp(min=1e-300)
+        basis.append(v)
+        images.append(gram @ v)
+        v = images[-1]
+        long = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+        known = torch.cat(basis, 2)
+        for _ in range(2):  # once leaves what rounding has made
+            v = v - known @ (known.mT @ v)
+        # Where nothing new is left but rounding the search is over.
+        rest = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+        v = torch.where(rest > NOTHING_NEW * long, v, 0.0)
+    known = torch.cat(basis, 2)
+    small = known.mT @ torch.cat(images, 2)
+    way = torch.linalg.eigh((small + small.mT) / 2)[1][:, :, -1:]
+    v = known @ way
+    v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp(min=1e-300)
+    return (v * (gram @ v)).sum((1, 2))

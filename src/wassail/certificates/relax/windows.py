@@ -32,8 +32,6 @@ from wassail.certificates.relax.rows import Span
 
 Pair = tuple[int, ...]  # down and across
 
-WHOLE = 4  # tensors of one pass that rows of all inputs may take
-
 
 @dataclass(frozen=True)
 class Cut:
@@ -123,6 +121,17 @@ class Windows:
         """Windows of one sample."""
         return self.inner.grid[0] * self.inner.grid[1]
 
+    def balls(self, balls: Balls, some: slice) -> Balls:
+        """What the windows see of some samples' balls, one after the other: beyond the rim nothing
+        can move.
+        """
+        x, below, above = (
+            self.outer.windows(v[some].reshape(-1, *self.shape))
+            for v in (balls.x, balls.below, balls.above)
+        )
+        radius = balls.radius[some].repeat_interleave(self.places)
+        return Balls(x, radius, balls.norm, below, above)
+
     def groups(self, wanted: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """The true entries of `(N, size)`: some neighbouring samples, and owner and place of their
         entries, as many as memory holds. The host waits for a device once.
@@ -149,8 +158,7 @@ class Looks:
     Args:
         windows: of node `last`.
         kind: the arithmetic of the rows.
-        inputs: the balls, as coefficient vectors are laid out.
-        balls: the same balls as the samples are laid out.
+        balls: the balls, as the samples are laid out.
         some: which samples.
     """
 
@@ -159,12 +167,10 @@ class Looks:
         windows: Windows,
         last: int,
         kind: Arithmetic,
-        inputs: Balls,
         balls: Balls,
         some: slice,
     ) -> None:
         self.windows = windows
-        self.inputs = inputs
         self.first: int = some.start
         line = kind.lines[windows.act]
         cut = windows.inner.windows
@@ -174,12 +180,7 @@ class Looks:
         self.error = error.reshape(len(error), -1)
         self.kernel = windows.kernel.to(kind.dtype)
         self.matrix = windows.matrix.to(kind.dtype)
-        self.box: Span | None = None
-        if balls.norm == math.inf:
-            middle, reach = (
-                windows.outer.windows(v[some].reshape(-1, *windows.shape)) for v in balls.halves
-            )
-            self.box = (middle, reach)
+        self.balls = windows.balls(balls, some)
 
     def between(self, owner: Tensor, place: Tensor) -> Span:
         """Bounds on `d` for entries `place`, `(R,)` each, with parallel lines."""
@@ -188,7 +189,8 @@ class Looks:
         lost = self.floor[owner] + self.error[owner, place].double()
         shift = (w * self.lines.off[window]).sum(1).double()
         spread = lost + (w.abs() * self.lines.far[window]).sum(1).double()
-        middle, reach = self._across((w * self.lines.mid[window]) @ self.matrix, window, owner)
+        a = (w * self.lines.mid[window]) @ self.matrix
+        middle, reach = self.balls.across(a, window, spent=True)
         return shift + middle - (spread + reach), shift + middle + (spread + reach)
 
     def above(self, owner: Tensor, place: Tensor) -> Tensor:
@@ -200,44 +202,15 @@ class Looks:
         lost = self.floor[owner] + self.error[owner, place].double()
         shift = (w * self.lines.off[window] + size * self.lines.far[window]).sum(1).double()
         slope = torch.addcmul(w * self.lines.mid[window], size, self.lines.rad[window])
-        a = slope @ self.matrix
-        owner = owner.repeat(2)
-        if self.box is None:
-            return lost.repeat(2) + shift + self._upper(a, window, owner)
-        middle, reach = self._across(a, window, owner)
-        found: Tensor = lost.repeat(2) + shift + (middle + reach)
+        found: Tensor = (
+            lost.repeat(2) + shift + self.balls.upper(slope @ self.matrix, window, spent=True)
+        )
         return found
 
     def _window(self, owner: Tensor, place: Tensor) -> Tensor:
         """The window that each entry reads."""
         places = self.windows.places
         return (owner - self.first) * places + place % places
-
-    def _across(self, a: Tensor, window: Tensor, owner: Tensor) -> Span:
-        """`<a, d_0>` lies in middle +- spread, as `Balls.across` gives them."""
-        if self.box is None:
-            return self.inputs.across(self._whole(a, window), owner)
-        middle, reach = (side[window] for side in self.box)
-        a = a.double()
-        return (a * middle).sum(1), (a.abs() * reach).sum(1)
-
-    def _upper(self, a: Tensor, window: Tensor, owner: Tensor) -> Tensor:
-        """`sup <a, d_0>`, `(R,)`: rows of all inputs are long, so that they are made in parts."""
-        size = max(WHOLE * room_of(a.device) // math.prod(self.windows.shape), 1)
-        found = []
-        for some in torch.split(torch.arange(len(a), device=a.device), size):
-            clock.look()
-            found.append(self.inputs.upper(self._whole(a[some], window[some]), owner[some]))
-        return torch.cat(found)
-
-    def _whole(self, a: Tensor, window: Tensor) -> Tensor:
-        """Rows of windows as rows of all inputs, in the order of `inputs`."""
-        channels, tall, wide = self.windows.shape
-        count = channels * tall * wide
-        image = torch.arange(1, count + 1, device=a.device).reshape(tall, wide, channels)
-        where = self.windows.outer.windows(image.permute(2, 0, 1)[None])
-        rows = a.new_zeros(len(a), count + 1)  # the first is what lies beyond the rim
-        return rows.scatter_(1, where[window % self.windows.places], a)[:, 1:]
 
 
 def _pair(graph: Graph, j: int) -> tuple[int, Linear, Linear] | None:
