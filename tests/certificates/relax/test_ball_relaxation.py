@@ -188,8 +188,11 @@ def test_splits_in_small_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(margins_of, "_together", lambda graph: 2)
     parts = ball_margins(*where, inner=False)
     assert asked and max(asked) <= 2
-    # The ascent rounds to float32, and sums of other shapes are rounded otherwise.
-    assert torch.allclose(parts, whole, rtol=0, atol=1e-4 * float(whole.abs().max()))
+    # What is proved is the same. An ascent ends where its row is proved, so that bounds above 0
+    # depend on how sums are rounded; the others do not.
+    assert ((parts > 0) == (whole > 0)).all()
+    open_ = whole <= 0
+    assert torch.allclose(parts[open_], whole[open_], rtol=0, atol=1e-4 * float(whole.abs().max()))
     assert torch.equal(parts > 0, whole > 0)
 
 
