@@ -92,4 +92,5 @@ def _guessed(gram: Tensor) -> Tensor:
     way = torch.linalg.eigh((small + small.mT) / 2)[1][:, :, -1:]
     v = known @ way
     v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp(min=1e-300)
-    return (v * (gram @ v)).sum((1, 2))
+    found: Tensor = (v * (gram @ v)).sum((1, 2))
+    return found
