@@ -18,6 +18,7 @@ run_pages = script("notebooks").run_pages()
 site_commands = script("site_commands")
 ROOMS = ("howto", "reference")
 PAGES = sorted(path for room in ROOMS for path in (DOCS / room).glob("*.md"))
+ALL = sorted(DOCS.glob("tutorials/*.md")) + sorted(DOCS.glob("explanation/*.md")) + PAGES
 RUN = [page for page in PAGES if re.search(r"^```(python|console)\n", page.read_text(), re.M)]
 WORDS = "|".join({path[0] for path, _ in command_line.commands(command_line._parser()) if path})
 COMMAND = re.compile(rf"wassail (?:{WORDS})\b[^`\n]*(?:\\\n[^`\n]*)*")
@@ -50,7 +51,7 @@ def written_commands(text: str) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("tutorials/*.md")) + PAGES, ids=name)
+@pytest.mark.parametrize("page", [ROOT / "README.md", *ALL], ids=lambda page: page.stem)
 def test_options_of_every_command_exist(page: Path) -> None:
     known = {" ".join(path): child for path, child in command_line.commands(whole())}
     for words in written_commands(page.read_text()):

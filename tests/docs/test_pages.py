@@ -72,6 +72,15 @@ def test_the_code_cites_sections_of_the_theory_that_exist() -> None:
     assert len(cited) > 8 and cited <= set(sections), sorted(cited - set(sections))
 
 
+def test_pages_that_the_code_names_exist() -> None:
+    named = {
+        page
+        for path in (ROOT / "src").rglob("*.py")
+        for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text())
+    }
+    assert named and all((ROOT / page).is_file() for page in named), sorted(named)
+
+
 def test_formulas_are_drawn_by_files_of_the_site() -> None:
     styles = (DOCS / "site" / "katex" / "katex.min.css").read_text()
     fonts = re.findall(r"url\(([^)]*)\)", styles)
