@@ -32,9 +32,8 @@ from wassail.certificates.graph.region import Region
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margins
 from wassail.certificates.search import frontier, open_nodes
-from wassail.certificates.search.frontier import Report, SharedFrontier
+from wassail.certificates.search.frontier import Heap, Report, SharedFrontier
 from wassail.certificates.search.margins import branch_margins
-from wassail.certificates.search.open_nodes import Heap
 from wassail.certificates.search.workers import Pool, Processes, crew
 from wassail.errors import InputError
 from wassail.geometry import operator_norm

@@ -132,7 +132,7 @@ def test_what_rounding_may_take_is_taken_off(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Problem, "bounds", lambda *rest: lowest)
     for slack, wanted in ((None, 1.5), (0.25, 0.75 * 1.5), (1.0, 0.0)):
         taken = None if slack is None else torch.full((2, 2), slack).double()
-        monkeypatch.setattr(products, "slack_of", lambda *rest, taken=taken: taken)
+        monkeypatch.setattr(Problem, "slack", lambda *rest, taken=taken: taken)
         found = product_radii(problem, torch.ones(2).double())
         assert torch.allclose(found, torch.full((2,), wanted).double(), rtol=1e-8)
         assert (found < wanted).all() or not wanted

@@ -62,7 +62,7 @@ def test_radii_by_constants_pay_for_the_rounding_of_the_network(
     found = []
     problem = Problem.of(graph, x, y, 2.0, None)
     for slack in (None, lost):
-        monkeypatch.setattr(products, "slack_of", lambda *_, slack=slack: slack)
+        monkeypatch.setattr(Problem, "slack", lambda *_, slack=slack: slack)
         found.append(products.product_radii(problem, torch.zeros(5).double()).tolist())
     for i, (plain, executed) in enumerate(zip(*found)):
         k = int(y[i])

@@ -181,7 +181,7 @@ WITHOUT: dict[str, str] = {
     "paper/attention_layout.py": "tells two maps apart at random points",
     "transport/picture.py": "where a curve is drawn",
     "transport/mixture.py": "what it returns is a proposal, checked where it is used",
-    "certificates/prove/attacked.py": "its error is an exception",
+    "certificates/prove/verify.py": "its error is an exception",
     "certificates/prove/sandwich.py": "1e-12 of a comparison that says what is noted in a history",
     "certificates/exact/programs.py": "what it returns is a proposal, checked where it is used",
 }

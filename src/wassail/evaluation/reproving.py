@@ -11,9 +11,9 @@ from torch import Tensor
 
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
+from wassail.certificates.prove.problem import BATCH
+from wassail.certificates.prove.radii import EXACT as MET
 from wassail.certificates.prove.radii import METHODS, radii
-from wassail.certificates.prove.radius import EXACT as MET
-from wassail.certificates.prove.rungs import BATCH
 from wassail.certificates.prove.verify import verify as prove
 from wassail.evaluation.notes import Notes
 from wassail.evaluation.result import Outcome

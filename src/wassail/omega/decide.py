@@ -12,10 +12,10 @@ import torch
 
 from wassail.attacks.nearest import nearest
 from wassail.certificates import clock
-from wassail.certificates.prove.attacked import look_at_the_clock, watched
 from wassail.certificates.prove.radii import radii
 from wassail.certificates.prove.record import Radii
 from wassail.certificates.prove.sandwich import sandwich
+from wassail.certificates.prove.verify import look_at_the_clock, watched
 from wassail.errors import InputError
 from wassail.network import versions
 from wassail.omega.answer import Certificate, OmegaAnswer

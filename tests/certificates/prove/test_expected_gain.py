@@ -6,10 +6,9 @@ import pytest
 import torch
 
 import wassail as ws
-from wassail.certificates.prove.ladder import Ladder
+from wassail.certificates.prove.ladder import HOPE, Ladder, expected_gain
 from wassail.certificates.prove.problem import Problem
-from wassail.certificates.prove.radius import Growth
-from wassail.certificates.prove.rungs import HOPE, expected_gain
+from wassail.certificates.prove.radii import Growth
 from wassail.certificates.search.margins import Decided
 
 

@@ -39,8 +39,7 @@ from wassail.certificates.relax.lines import (
 )
 from wassail.certificates.relax.rows import Span
 from wassail.certificates.relax.slope_cones import Bounded
-from wassail.certificates.search.cuts import Cuts
-from wassail.certificates.search.intervals import Forms, Intervals
+from wassail.certificates.search.intervals import Cuts, Forms, Intervals
 from wassail.certificates.search.neurons import Rows
 from wassail.certificates.search.tree import Tree
 from wassail.rounding import TINY

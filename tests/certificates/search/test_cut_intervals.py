@@ -12,12 +12,11 @@ import wassail as ws
 from wassail.certificates import clock
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
-from wassail.certificates.prove.rungs import branched
+from wassail.certificates.prove.ladder import branched
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margins
-from wassail.certificates.search.leaves import Forest
 from wassail.certificates.search.margins import branch_margins
-from wassail.certificates.search.subproblems import Subproblems
+from wassail.certificates.search.subproblems import Forest, Subproblems
 from wassail.certificates.search.tree import Tree
 
 INF = math.inf

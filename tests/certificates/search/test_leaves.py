@@ -11,10 +11,10 @@ from wassail.certificates import clock
 from wassail.certificates.exact.nearest_flip import nearest_flip
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
-from wassail.certificates.prove.rungs import branched, least_value
+from wassail.certificates.prove.ladder import branched, least_value
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margins
-from wassail.certificates.search.leaves import Forest
+from wassail.certificates.search.subproblems import Forest
 from wassail.certificates.search.tree import Tree
 
 BOX = (-1.0, 2.0)

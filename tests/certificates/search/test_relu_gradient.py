@@ -13,8 +13,7 @@ from wassail.certificates.graph.reader import read
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep
 from wassail.certificates.search import tree as trees
-from wassail.certificates.search.neurons import Rows
-from wassail.certificates.search.relu_gradient import ReluGradient
+from wassail.certificates.search.neurons import ReluGradient, Rows
 from wassail.certificates.search.subproblems import Subproblems, largest
 from wassail.certificates.search.tree import Tree
 from wassail.threat import Domain

@@ -17,7 +17,7 @@ from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Ball, Region
 from wassail.certificates.relax.condense import SLOPE_STEPS, layered
 from wassail.certificates.relax.ranges import bounds_on, gamma
-from wassail.certificates.search.open_nodes import TensorRows
+from wassail.certificates.search.frontier import TensorRows
 from wassail.geometry import plane_step
 from wassail.rounding import UNIT, sized
 from wassail.threat import Domain, dual

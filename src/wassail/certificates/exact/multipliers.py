@@ -31,7 +31,7 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.search.open_nodes import TensorRows
+from wassail.certificates.search.frontier import TensorRows
 from wassail.rounding import UNIT
 
 # relative: room for the final Cholesky to prove S >= 0 against its own rounding errors

@@ -20,9 +20,8 @@ from wassail.certificates.relax.crown import Sweep, margins
 from wassail.certificates.relax.jacobian import adjoint
 from wassail.certificates.relax.ranges import boxed, gamma, magnitudes, ranges
 from wassail.certificates.relax.rows import rounded_up
-from wassail.certificates.search.frontier import Frontier
+from wassail.certificates.search.frontier import Frontier, Table, TensorRows
 from wassail.certificates.search.input_boxes import OVERHEAD
-from wassail.certificates.search.open_nodes import Table, TensorRows
 from wassail.geometry import maximiser, steepest, vector_norm
 from wassail.losses import LIPSCHITZ
 from wassail.rounding import UNIT, outward

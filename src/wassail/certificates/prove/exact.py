@@ -16,9 +16,6 @@ from wassail.certificates.graph.graph import Graph
 from wassail.certificates.prove.linear_search import RadiusSearch
 from wassail.certificates.prove.problem import Problem
 from wassail.certificates.prove.record import PUSHES
-from wassail.certificates.prove.rungs import BATCH
-from wassail.certificates.relax.crown import Sweep
-from wassail.certificates.relax.executed import margin_errors
 from wassail.certificates.search.workers import Pool
 from wassail.geometry import clip, column
 from wassail.losses import predict
@@ -35,25 +32,6 @@ GROWTHS = 8
 def is_small(graph: Graph) -> bool:
     """Whether the exact search is worth its time."""
     return not graph.smooth and graph.neurons <= EXACT_UP_TO_NEURONS
-
-
-def slack_of(problem: Problem, radius: Tensor) -> Tensor | None:
-    """How far executed margins may be from exact ones on balls around the samples, `(N, K)` on the
-    CPU; None in exact arithmetic.
-
-    Args:
-        problem: the samples.
-        radius: float64 `(N,)`.
-    """
-    graph = problem.graph
-    if graph.arithmetic == "exact":
-        return None
-    found = [torch.zeros(0, graph.outputs, dtype=torch.float64)]
-    for rows in torch.split(torch.arange(len(problem)), BATCH) if len(problem) else ():
-        part = problem.take(rows)
-        sweep = Sweep(graph, part.balls(radius[rows])).run()
-        found.append(margin_errors(sweep, part.y).cpu())
-    return torch.cat(found)
 
 
 def decided_exactly(problem: Problem, radius: Tensor, work: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,7 +51,7 @@ def decided_exactly(problem: Problem, radius: Tensor, work: Tensor) -> tuple[Ten
         with clock.limited(None, float(work[i])), suppress(clock.Late):
             before = clock.work_left()
             graph, columns = one.alone()
-            slack = _of_columns(slack_of(one, radius[i : i + 1]), columns)
+            slack = _of_columns(one.slack(radius[i : i + 1]), columns)
             where = (graph, one.x, one.y, one.norm, one.domain)
             found = nearest_flip(*where, slack=slack, within=within)
             proved[i] = bool(found.lower[0] >= within)
@@ -142,7 +120,7 @@ class ExactSearch:
         ball = WIDER * torch.maximum(search.lower, 1e-3 * search.first)[rows]
         ball = torch.minimum(torch.minimum(ball, whole), flip * (1 + 1e-6)).clamp(min=1e-300)
         for _ in range(GROWTHS):
-            slack = _of_columns(slack_of(one, ball), columns)
+            slack = _of_columns(one.slack(ball), columns)
             found = nearest_flip(*where, upper=flip, slack=slack, workers=self.pool)
             all_ = (ball >= whole) & (found.lower == math.inf)
             proved = torch.where(all_, math.inf, torch.minimum(found.lower, ball))

@@ -12,9 +12,9 @@ from torch import Tensor
 from wassail import rounding
 from wassail.certificates import clock
 from wassail.certificates.lipschitz.steepest import jacobians
+from wassail.certificates.prove.ladder import least_value
 from wassail.certificates.prove.problem import Problem
 from wassail.certificates.prove.record import Radii
-from wassail.certificates.prove.rungs import least_value
 from wassail.certificates.relax.crown import Sweep, margins
 from wassail.certificates.relax.executed import refusal
 from wassail.certificates.relax.rows import Span

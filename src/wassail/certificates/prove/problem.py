@@ -16,7 +16,7 @@ from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.specified import settled, specified
 from wassail.certificates.relax.balls import Balls, Targets
 from wassail.certificates.relax.crown import Sweep, margins
-from wassail.certificates.relax.executed import arithmetic_of
+from wassail.certificates.relax.executed import arithmetic_of, margin_errors
 from wassail.checks import check_task
 from wassail.geometry import sides
 from wassail.losses import predict
@@ -24,6 +24,7 @@ from wassail.network import Model, check_model, frozen
 from wassail.specification import Labels, Specification, labels_of, specification_of
 from wassail.threat import Domain, box_at, fitted
 
+BATCH = 16  # samples in one sweep; a sweep holds every node's values and spans for each
 NODE = 10**4  # operations that a node costs beside its arithmetic
 
 
@@ -177,6 +178,22 @@ class Problem:
             radius: float64 `(N,)`.
         """
         return margins(Sweep(self.graph, self.balls(radius)).run(), self.y)[0]
+
+    def slack(self, radius: Tensor) -> Tensor | None:
+        """How far executed margins may be from exact ones on the balls, `(N, K)` on the CPU; None
+        in exact arithmetic.
+
+        Args:
+            radius: float64 `(N,)`.
+        """
+        if self.graph.arithmetic == "exact":
+            return None
+        found = [torch.zeros(0, self.graph.outputs, dtype=torch.float64)]
+        for rows in torch.split(torch.arange(len(self)), BATCH) if len(self) else ():
+            part = self.take(rows)
+            sweep = Sweep(self.graph, part.balls(radius[rows])).run()
+            found.append(margin_errors(sweep, part.y).cpu())
+        return torch.cat(found)
 
     def outputs(self, points: Tensor) -> Tensor:
         """Outputs of the graph at one point for each sample, `(N, K)` in float64; minus infinity

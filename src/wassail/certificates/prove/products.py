@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
-from wassail.certificates.prove.exact import slack_of
-from wassail.certificates.prove.problem import Problem
-from wassail.certificates.prove.rungs import BATCH
+from wassail.certificates.prove.problem import BATCH, Problem
 from wassail.certificates.relax.norms import pair_products
 
 SHARES = (0.125, 0.25, 0.5)  # of the radius by the products alone: the balls
@@ -112,5 +110,5 @@ def _rounded(problem: Problem, radius: Callable[[Tensor | float], Tensor]) -> Te
         radius: the radius, given how far executed margins may be below exact ones.
     """
     far = radius(0.0)
-    slack = slack_of(problem, far)
+    slack = problem.slack(far)
     return far if slack is None else torch.minimum(far, radius(slack))

@@ -1,4 +1,4 @@
-"""Certified radii, as a record that saves, loads and shows itself."""
+"""Certified radii and verdicts, as records that save, load and show themselves."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from wassail.geometry import clip
@@ -20,6 +21,7 @@ from wassail.transport.picture import draw_distances
 
 # Relative, to move a boundary point to the other side.
 PUSHES = (0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 3e-4, 1e-3)
+STATUSES = ("proved", "falsified", "wrong", "open")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -123,3 +125,62 @@ class Radii(Record):
             "histogram of the certified radii",
         )
         return card(f"Certified radii of {len(self)} samples", pairs(rows), drawn)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Verdicts(Record):
+    """Verdicts on N samples, each at a radius: `verify` makes them.
+
+    Args:
+        status: of each sample "proved" (nothing in the closed ball flips), "falsified" (a point of
+            it does: `points`), "wrong" (the sample itself is misclassified), or "open".
+        radius: the radii, float64 `(N,)`.
+        points: `(N, *shape)`: the flip where a sample is falsified, else the sample.
+        reasons: of each sample why it is open, "" where it is not.
+        proved_by: of each sample the way it was proved, "" where it was not.
+        norm: ground norm r.
+        domain: box `(low, high)`, or None for R^n.
+        arithmetic: whether proofs hold for the network as it is "executed" or for the "exact"
+            function.
+        info: effort, operations and seconds spent, passes, versions.
+    """
+
+    status: tuple[str, ...]
+    radius: Tensor
+    points: Tensor
+    reasons: tuple[str, ...]
+    proved_by: tuple[str, ...]
+    norm: float
+    domain: Domain
+    arithmetic: str = "exact"
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.status)
+
+    @property
+    def proved(self) -> Tensor:
+        """Which samples are proved, bool `(N,)`."""
+        return self._are("proved")
+
+    @property
+    def falsified(self) -> Tensor:
+        """Which samples have a flip in their ball, bool `(N,)`."""
+        return self._are("falsified")
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many samples have each status."""
+        return {name: self.status.count(name) for name in STATUSES}
+
+    def _are(self, name: str) -> Tensor:
+        return torch.tensor([own == name for own in self.status], dtype=torch.bool)
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{count} {name}" for name, count in self.counts.items())
+        where = f"l{self.norm:g}, {box_text(self.domain)}"
+        return f"Verdicts({len(self)} samples, {where}: {told}; {self.arithmetic} arithmetic)"
+
+    def _repr_html_(self) -> str:
+        rows = [("threat", f"l{self.norm:g}, {box_text(self.domain)}"), *self.counts.items()]
+        return card(f"Verdicts on {len(self)} samples", pairs(rows))

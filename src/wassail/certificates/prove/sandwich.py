@@ -24,30 +24,27 @@ from torch import Tensor
 
 from wassail.attacks.nearest import nearest
 from wassail.certificates import clock
-from wassail.certificates.prove.attacked import look_at_the_clock, watched
 from wassail.certificates.prove.exact import is_small
-from wassail.certificates.prove.expected_gain import BracketReporter, ExpectedGain, kept_share
 from wassail.certificates.prove.ladder import Ladder
 from wassail.certificates.prove.problem import Problem
 from wassail.certificates.prove.products import product_radii
-from wassail.certificates.prove.radii import PROVED_AGAIN, TOLERANCE, parse_effort, radii
-from wassail.certificates.prove.radius import EXACT, Growth
+from wassail.certificates.prove.radii import (
+    EXACT,
+    PROVED_AGAIN,
+    TOLERANCE,
+    Growth,
+    parse_effort,
+    radii,
+)
 from wassail.certificates.prove.record import Radii
+from wassail.certificates.prove.verify import look_at_the_clock, watched
 from wassail.errors import InputError, instance
 from wassail.geometry import clip
 from wassail.network import Model, versions
-from wassail.progress import Progress
+from wassail.progress import Progress, progress_bar
 from wassail.records import Record, check_equal
 from wassail.specification import Labels
-from wassail.threat import (
-    Number,
-    Threat,
-    ceil_percent,
-    floor_percent,
-    number,
-    parse_threat,
-    whole,
-)
+from wassail.threat import Number, Threat, ceil_percent, floor_percent, number, parse_threat, whole
 from wassail.transport.allocation import sample_weights
 from wassail.transport.curve import RiskCurve, risk_curve
 from wassail.transport.flips import Flips
@@ -68,6 +65,66 @@ FAILING = 0.7  # of what an attempt promises, for each that failed before it
 CLOSE = 0.7  # of the best ratio of value and price: attempts that go along with it
 SAME = 1e-12  # accuracies that differ by less are one: only rounding tells them apart
 PUSHES = (1.0, 1.1, 1.25, 1.5)  # from the sample through a candidate, to meet a flip
+
+
+class BracketReporter:
+    """Tells the caller, or a bar, how far the bracket is.
+
+    A bar shows how much of the first gap is closed.
+    """
+
+    def __init__(self, progress: Any) -> None:
+        self.progress = progress
+        self.first = 0.0
+        self.bar: Any = None
+        self.tick: Callable[[float], None] = lambda share: None
+
+    def __enter__(self) -> Callable[[float, float], None]:
+        if callable(self.progress):
+            return self.progress  # type: ignore[no-any-return]
+        self.bar = progress_bar(self.progress, "closing the bracket")
+        self.tick = self.bar.__enter__()
+        return self._told
+
+    def __exit__(self, *error: Any) -> None:
+        if self.bar is not None:
+            self.bar.__exit__(*error)
+
+    def _told(self, certified: float, attacked: float) -> None:
+        gap = attacked - certified
+        self.first = max(self.first, gap)
+        self.tick(1 - gap / self.first if self.first > 0 else 1.0)
+
+
+class ExpectedGain:
+    """What pieces of work of one kind promised, and what they kept of it.
+
+    It begins with a piece as large as the first one, that kept what is usual.
+    """
+
+    def __init__(self, usual: float) -> None:
+        self.usual = usual
+        self.promised = 0.0
+        self.kept = 0.0
+
+    def add(self, promised: Tensor, kept: Tensor) -> None:
+        """One more piece."""
+        if not self.promised:
+            self.promised = float(promised.sum())
+            self.kept = self.usual * self.promised
+        self.promised += float(promised.sum())
+        self.kept += float(kept.sum())
+
+    @property
+    def share(self) -> float:
+        """Of what is promised, so much is kept."""
+        return self.kept / self.promised if self.promised > 0 else self.usual
+
+
+def kept_share(records: Mapping[int, ExpectedGain], kind: int, usual: float) -> float:
+    """The share that work of a kind keeps; before the first piece, that of the kind before it."""
+    known = [records[k].share for k in range(kind + 1) if k in records]
+    return known[-1] if known else usual
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -122,7 +179,7 @@ class Sandwich(Record):
         )
 
 
-def sandwich(
+def sandwich(  # noqa: PLR0913
     model: Model,
     x: Tensor,
     y: Labels,

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wassail.attacks.nearest import nearest
 from wassail.certificates import clock
 from wassail.certificates.graph.graph import Graph
-from wassail.certificates.prove.attacked import look_at_the_clock, watched
 from wassail.certificates.prove.exact import EXACT_UP_TO_UNSTABLE, decided_exactly, is_small
 from wassail.certificates.prove.ladder import Attempt, Ladder
 from wassail.certificates.prove.problem import Problem
 from wassail.certificates.prove.products import product_radii
 from wassail.certificates.prove.radii import check_method, parse_effort
-from wassail.certificates.prove.verdict import Verdicts
+from wassail.certificates.prove.record import Verdicts
 from wassail.errors import InputError, instance
 from wassail.network import Model, versions
 from wassail.progress import Progress, progress_bar
@@ -29,6 +29,28 @@ FIRST_PASSES = 40  # of the attack on every sample
 MORE_PASSES = 260  # on those that linear bounds do not prove
 ATTACK_SHARE = 0.25  # of the effort, at most
 ATTACKED = 256  # samples attacked between two looks at the clock
+
+
+@contextmanager
+def watched(model: Model) -> Iterator[None]:
+    """An attack knows no clock: its model looks at every pass, and stops it when the time is up."""
+    hook = None
+    if isinstance(model, nn.Module) and not isinstance(model, torch.jit.ScriptModule):
+        hook = model.register_forward_pre_hook(lambda *_: clock.look())
+    try:
+        yield
+    except InputError as error:  # what a model raises is told as a mistake of its own
+        if isinstance(error.__cause__, clock.Late):
+            raise clock.Late from None
+        raise
+    finally:
+        if hook is not None:
+            hook.remove()
+
+
+def look_at_the_clock(share: float) -> None:
+    """The progress of an attack, for models without hooks."""
+    clock.look()
 
 
 def verify(

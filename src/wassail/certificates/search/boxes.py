@@ -25,8 +25,7 @@ from wassail.certificates.relax.crown import Sweep, margins
 from wassail.certificates.relax.jacobian import adjoint
 from wassail.certificates.relax.ranges import boxed
 from wassail.certificates.relax.rows import rounded_up
-from wassail.certificates.search.frontier import Frontier
-from wassail.certificates.search.open_nodes import Table, TensorRows
+from wassail.certificates.search.frontier import Frontier, Table, TensorRows
 from wassail.rounding import FLOOR, UNIT
 
 WIDTH = 256  # boxes split at once

@@ -25,8 +25,7 @@ from wassail.certificates.relax.jacobian import entries, entry_norms
 from wassail.certificates.relax.ranges import Rays, Span, far_ranges, ranges
 from wassail.certificates.relax.rows import rounded_up
 from wassail.certificates.search.boxes import box_balls
-from wassail.certificates.search.frontier import Frontier
-from wassail.certificates.search.open_nodes import Table, TensorRows
+from wassail.certificates.search.frontier import Frontier, Table, TensorRows
 from wassail.rounding import UNIT
 from wassail.ties import first_largest
 

@@ -17,10 +17,8 @@ from wassail.certificates import clock
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.relax.crown import Sweep
-from wassail.certificates.search.frontier import Part, SharedFrontier
-from wassail.certificates.search.leaves import Leaves
-from wassail.certificates.search.open_nodes import Table
-from wassail.certificates.search.subproblems import Subproblems
+from wassail.certificates.search.frontier import Part, SharedFrontier, Table
+from wassail.certificates.search.subproblems import Leaves, Subproblems
 from wassail.certificates.search.tree import Tree
 from wassail.certificates.search.workers import Pool
 

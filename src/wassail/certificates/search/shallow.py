@@ -21,8 +21,7 @@ from torch import Tensor
 from wassail.certificates import clock
 from wassail.certificates.graph.graph import Affine, Graph, Input, Relu
 from wassail.certificates.graph.maps import Matrix
-from wassail.certificates.search.frontier import Frontier
-from wassail.certificates.search.open_nodes import Table
+from wassail.certificates.search.frontier import Frontier, Table
 from wassail.rounding import FAINT, FLOOR, UNIT
 
 WIDTH = 512  # domains split at once

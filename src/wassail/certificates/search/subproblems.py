@@ -9,12 +9,12 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from wassail.certificates.search.cuts import Cuts
-from wassail.certificates.search.smooth_backward import SmoothBackward
+from wassail.certificates.search.intervals import Cuts, SmoothBackward
 
 SLOPES = 1.0  # steps of the slopes of cut neurons, beside those of multipliers
 TIE = 2.0**-13  # scores that differ by less, relative to the largest, are equal
 HOSTED = ("owner", "rival", "depth", "bound", "pick")  # what is kept on the CPU
+KEPT_NUMBERS = 2**17  # numbers of a kind that are kept of a sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,3 +163,61 @@ def largest(score: Tensor, count: int) -> Tensor:
         found.append(torch.where((value > 0) & taken, place, -1))
         level = level.scatter(1, place, -math.inf)
     return torch.cat(found, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Leaves:
+    """L open subproblems of one sample over U neurons, where the network is.
+
+    rival `(L,)`, on the CPU; places: of each node with such neurons, their places in it, in the
+    order of the columns; signs `(L, U)` int8, slopes and multipliers `(L, U)` float32; cuts: of
+    smooth neurons, whose intervals stay what they are on every ball.
+    """
+
+    rival: Tensor
+    places: Mapping[int, Tensor]
+    sign: Tensor
+    alpha: Tensor
+    beta: Tensor
+    cuts: Cuts
+
+    @property
+    def numbers(self) -> int:
+        """How many are kept of a kind."""
+        return max(self.sign.numel(), self.cuts.column.numel())
+
+    def on(self, node: int, places: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Which of some neurons of a node have columns here, bool `(u,)`, and those columns.
+
+        Args:
+            node: the node.
+            places: of the neurons, `(u,)`; `size` stands for none.
+            size: of the node.
+        """
+        start = 0
+        for other, own in self.places.items():
+            if other == node:
+                column = torch.full((size + 1,), -1, dtype=torch.int64, device=places.device)
+                column[own] = torch.arange(start, start + len(own), device=places.device)
+                found = column[places]
+                return found >= 0, found[found >= 0]
+            start += len(own)
+        none = torch.zeros(len(places), dtype=torch.bool, device=places.device)
+        return none, torch.zeros(0, dtype=torch.int64, device=places.device)
+
+
+class Forest:
+    """The open leaves of samples, each with the radius of the ball that they are left of."""
+
+    def __init__(self) -> None:
+        self.trees: dict[int, tuple[float, Leaves]] = {}
+
+    def within(self, sample: int, radius: float) -> Leaves | None:
+        """What is left of a ball, if a larger one, or the same, was tried before."""
+        known = self.trees.get(sample)
+        return known[1] if known is not None and radius <= known[0] else None
+
+    def keep(self, sample: int, radius: float, leaves: Leaves | None) -> None:
+        """Keep what is left of a ball, unless it is too much."""
+        if leaves is not None and leaves.numbers <= KEPT_NUMBERS:
+            self.trees[sample] = (radius, leaves)

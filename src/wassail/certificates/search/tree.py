@@ -25,13 +25,9 @@ from wassail.certificates.relax.backward import Backward
 from wassail.certificates.relax.chunks import DEVICE_CHUNK
 from wassail.certificates.relax.lines import Arithmetic, Lines
 from wassail.certificates.relax.rows import flattened, of_owner, row_dot, unflattened
-from wassail.certificates.search.cuts import Cuts
-from wassail.certificates.search.intervals import Held
-from wassail.certificates.search.leaves import Leaves
-from wassail.certificates.search.neurons import Neurons, Rows
-from wassail.certificates.search.relu_gradient import ReluGradient
-from wassail.certificates.search.smooth_backward import SmoothBackward
-from wassail.certificates.search.subproblems import Margin, Subproblems, Unknowns, largest
+from wassail.certificates.search.intervals import Cuts, Held, SmoothBackward
+from wassail.certificates.search.neurons import Neurons, ReluGradient, Rows
+from wassail.certificates.search.subproblems import Leaves, Margin, Subproblems, Unknowns, largest
 from wassail.rounding import FAINT, UNIT
 from wassail.ties import firm, first_largest
 
