@@ -307,7 +307,10 @@ def branched(
     sweep = Sweep(graph, Balls.make(x, ball, INF, BOX)).run()
     labels = y.tolist()
     rivals = [[j for j in range(3) if j != labels[k]] for k in rows]
-    return split.branch_samples(sweep, rows, [labels[k] for k in rows], rivals, [most] * len(rows))
+    known = [None] * len(rows)
+    own = [labels[k] for k in rows]
+    found = split.branch_leaves(sweep, rows, own, rivals, [most] * len(rows), known)
+    return [(one.proved, one.count) for one in found]
 
 
 def test_branching_takes_many_samples_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

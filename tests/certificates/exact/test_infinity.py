@@ -170,7 +170,7 @@ def test_stopped_early_the_bracket_still_holds(
     assert exact.exact and exact.info["nodes"] > 40
     stopped = [infinity(net, norm, [0, 1, 2], nodes=nodes) for nodes in (0, 7, 20)]
     stopped += [
-        infinity(net, norm, [0, 1, 2], method="ascent"),
+        infinity(net, norm, [0, 1, 2], nodes=0),
         infinity(net, norm, [0, 1, 2], time_limit=0.0),
     ]
 
@@ -364,8 +364,6 @@ def test_what_cannot_be_answered_is_refused() -> None:
         infinity(net, 2.0, [])
     with pytest.raises(InputError, match="labels"):
         infinity(net, 2.0, [2])
-    with pytest.raises(InputError, match="unknown method 'branches'"):
-        infinity(net, 2.0, [0], method="branches")
     with pytest.raises(InputError, match="norm"):
         infinity(net, 3.0, [0])
     with pytest.raises(InputError, match="one output"):

@@ -18,7 +18,7 @@ from wassail.certificates.relax.crown import Sweep, margins
 from wassail.certificates.relax.norms import pair_products, product
 from wassail.certificates.relax.reach import Reach
 from wassail.certificates.search.intervals import Intervals
-from wassail.certificates.search.margins import branch_samples
+from wassail.certificates.search.margins import branch_margins
 
 THRESHOLDS = (20.0, 3.0, 0.5, 0.0, -0.5, -4.0)
 INF = math.inf
@@ -197,7 +197,7 @@ def test_margins_hold_across_jumps(norm: float) -> None:
             above += int((least > 0).sum())
             rivals = [j for j in range(3) if j != int(y) and not least[j] > 0]
             if rivals:
-                good, _ = branch_samples(sweep, [0], y.tolist(), [rivals], [60])[0]
+                good, _ = branch_margins(sweep, 0, int(y), torch.tensor(rivals), 60)
                 proved += good
                 assert not good or (logits.argmax(1) == y).all()
     assert above > 5 and proved > 0

@@ -32,6 +32,7 @@ from wassail.errors import InputError
 from wassail.rounding import UNIT
 
 Forms: TypeAlias = Callable[[NDArray[np.bool_]], tuple[Array, Array]]
+TIED = 1e-9  # relative: values of a neuron that are 0 but for rounding
 THIN = 1e-9  # the smallest inner radius that counts as an interior
 # how far from its walls a cell's point should lie, if there is room
 MARGINS = (
@@ -70,12 +71,12 @@ def inequalities(network: Piecewise, mask: Tensor) -> tuple[Tensor, Tensor]:
     return sign[:, None] * weight[0], -sign * bias[0]
 
 
-def masks_at(network: Piecewise, x: Tensor, tolerance: float = 1e-9) -> Tensor:
+def masks_at(network: Piecewise, x: Tensor) -> Tensor:
     """The masks of all cells whose closure holds the point x `(n,)`: bool `(m, H)`, one row at a
     generic point.
 
-    A neuron is on its boundary when `|v_h|` is at most `tolerance` times the magnitudes that make
-    it up. Near x only those neurons matter, and they are linear in `x' - x`: the cells there are
+    A neuron is on its boundary when `|v_h|` is at most `TIED` times the magnitudes that make it
+    up. Near x only those neurons matter, and they are linear in `x' - x`: the cells there are
     the cells of that linear arrangement.
     """
     point = x.detach().cpu().double().numpy()
@@ -84,7 +85,7 @@ def masks_at(network: Piecewise, x: Tensor, tolerance: float = 1e-9) -> Tensor:
     def local(mask: NDArray[np.bool_]) -> tuple[Array, Array]:
         weight, bias = forms(mask)
         value = weight @ point + bias
-        tied = np.abs(value) <= tolerance * (np.abs(weight) @ np.abs(point) + np.abs(bias))
+        tied = np.abs(value) <= TIED * (np.abs(weight) @ np.abs(point) + np.abs(bias))
         return np.where(tied[:, None], weight, 0.0), np.where(tied, 0.0, value)
 
     found = _walk(network, local, Region.make(None, network.inputs))

@@ -39,11 +39,8 @@ from wassail.certificates.exact.cones import (
 from wassail.certificates.exact.programs import support
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
-from wassail.errors import unknown
 from wassail.geometry import maximiser, operator_norm, vector_norm
 from wassail.threat import dual, parse_norm
-
-METHODS = ("auto", "ascent", "branch", "cells")
 
 
 def infinity(
@@ -51,30 +48,22 @@ def infinity(
     norm: float,
     labels: Sequence[int],
     *,
-    method: str = "auto",
     time_limit: float | None = None,
     nodes: int | None = None,
     seed: int = 0,
 ) -> Bound:
     """The slope at infinity `l` over R^n for the labels that occur in the data.
 
-    method: "ascent" climbs from many directions and adds one relaxation as the upper side; "branch"
-    (which "auto" means) splits neurons until the bracket closes, or until `time_limit` seconds,
-    `nodes` bounded nodes or an interrupt; "cells" is `infinity_by_cells`. The witness is u `(n,)`,
-    `||u||_r <= 1`; info holds the pair `(label, rival)` it belongs to.
+    An ascent from many directions, and one relaxation as the upper side; then neurons are split
+    until the bracket closes, or until `time_limit` seconds, `nodes` bounded nodes or an interrupt.
+    The witness is u `(n,)`, `||u||_r <= 1`; info holds the pair `(label, rival)` it belongs to.
     """
-    if method not in METHODS:
-        raise unknown("method", method, METHODS)
     norm = parse_norm(norm)
-    if method == "cells":
-        return infinity_by_cells(network, norm, labels)
     with clock.limited(time_limit):
-        return ConeSearch(network, norm, labels, seed).run(0 if method == "ascent" else nodes)
+        return ConeSearch(network, norm, labels, seed).run(nodes)
 
 
-def infinity_by_cells(
-    network: Piecewise, norm: float, labels: Sequence[int], limit: int = 100_000
-) -> Bound:
+def infinity_by_cells(network: Piecewise, norm: float, labels: Sequence[int]) -> Bound:
     """The same number as the paper defines it: the steepest gap over the recession cones of all
     cells, biases included.
 
@@ -84,7 +73,7 @@ def infinity_by_cells(
     """
     norm = parse_norm(norm)
     pairs = pairs_of(network, labels)
-    cells = enumerate_cells(network, Region.make(None, network.inputs), limit)
+    cells = enumerate_cells(network, Region.make(None, network.inputs))
     bound = _over_cones(
         network, norm, [(mask, pair) for mask in cells.masks for pair in pairs], "cells"
     )

@@ -54,18 +54,22 @@ def branch_margins(
     y: int,
     rivals: Tensor,
     most: int = 10**6,
-    pool: Pool | None = None,
     width: int = WIDTH,
 ) -> tuple[bool, int]:
     """Whether `theta_y - theta_j > 0` on the ball of one sample of a sweep for all rivals j, and
     how many subproblems it took.
 
-    False when the time (`clock`) or the number of subproblems runs out first. sweep: with `bends`
-    kept.
-    most: subproblems that may be bounded, the batch under way is finished. pool: shares the open
-    subproblems. width: subproblems that are split at once.
+    False when the time (`clock`) or the number of subproblems runs out first.
+
+    Args:
+        sweep: of the sample's ball.
+        sample: its place in the sweep.
+        y: its label.
+        rivals: classes that are left to exclude, `(J,)`.
+        most: subproblems that may be bounded; the batch under way is finished.
+        width: subproblems that are split at once.
     """
-    found = branch_shared(sweep, sample, y, rivals.tolist(), most, pool, width)
+    found = branch_shared(sweep, sample, y, rivals.tolist(), most, None, width)
     return found.proved, found.count
 
 
@@ -78,19 +82,8 @@ def branch_shared(
     pool: Pool | None,
     width: int = WIDTH,
 ) -> Decided:
-    """The same, with all that branching says of the sample."""
+    """The same, with all that branching says of the sample; pool: shares the open subproblems."""
     return _branched(sweep, [sample], [y], [rivals], [most], pool=pool, width=width)[0]
-
-
-def branch_samples(
-    sweep: Sweep, samples: list[int], y: list[int], rivals: list[list[int]], most: list[int]
-) -> list[tuple[bool, int]]:
-    """The same for several samples of a sweep: whether each is proved, and how many subproblems it
-    took (see `branch_leaves`).
-    """
-    known: list[Leaves | None] = [None] * len(samples)
-    decided = branch_leaves(sweep, samples, y, rivals, most, known)
-    return [(found.proved, found.count) for found in decided]
 
 
 def branch_leaves(
