@@ -31,7 +31,7 @@ from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margins
-from wassail.certificates.search import frontier, open_nodes
+from wassail.certificates.search import frontier
 from wassail.certificates.search.frontier import Heap, Report, SharedFrontier
 from wassail.certificates.search.margins import branch_shared
 from wassail.certificates.search.workers import Pool, Processes, crew
@@ -109,7 +109,7 @@ def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _crumbs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of three nodes, one step each."""
-    monkeypatch.setattr(open_nodes, "HANDED_OUT_NODES", 3)
+    monkeypatch.setattr(frontier, "HANDED_OUT_NODES", 3)
     monkeypatch.setattr(frontier, "LONG", 0.0)
     monkeypatch.setattr(frontier, "SHORT", 0.0)
 
