@@ -81,6 +81,15 @@ def test_pages_that_the_code_names_exist() -> None:
     assert named and all((ROOT / page).is_file() for page in named), sorted(named)
 
 
+def test_files_that_the_architecture_names_exist() -> None:
+    text = (DOCS / "project" / "architecture.md").read_text()
+    named = re.findall(r"`([\w/]+\.py)`", text)
+    rooms = [ROOT / "src" / "wassail", ROOT / "src" / "wassail" / "certificates"]
+    rooms.append(ROOT / "src" / "wassail" / "evaluation")
+    assert named
+    assert [name for name in named if not any((room / name).is_file() for room in rooms)] == []
+
+
 def test_formulas_are_drawn_by_files_of_the_site() -> None:
     styles = (DOCS / "site" / "katex" / "katex.min.css").read_text()
     fonts = re.findall(r"url\(([^)]*)\)", styles)
