@@ -1,5 +1,6 @@
 """Pictures: names that do not lie over each other, and lines where the curves are."""
 
+import io
 import itertools
 from dataclasses import replace
 
@@ -63,3 +64,22 @@ def test_runs_of_two_norms_share_no_axis() -> None:
         figure_of_runs([made_up(20), made_up(20, norm=2.0, eps=0.5)])
     several = figure_of_runs([made_up(20), made_up(20, name="other")])
     assert "other" in several.svg() and several.svg().count("<path") == 12
+
+
+def test_matplotlib_puts_every_mark_where_svg_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure
+    kept = []
+    monkeypatch.setattr(figure, "savefig", lambda self, *_, **__: kept.append(self))
+    picture = figure_of_runs([made_up(30)])
+    picture.paint(io.BytesIO(), "pdf")
+    (axes,) = kept[0].axes
+    texts = [mark for mark in picture.marks if mark.element == "text"]
+    assert [(text.get_text(), *text.get_position()) for text in axes.texts] == [
+        (mark.text, float(str(mark.at["x"])), float(str(mark.at["y"]))) for mark in texts
+    ]
+    straight = [mark for mark in picture.marks if mark.element == "line"]
+    drawn = [line for line in axes.lines if len(line.get_xdata()) == 2]
+    for mark, line in zip(straight, drawn, strict=True):
+        ends = [float(str(mark.at[key])) for key in ("x1", "x2", "y1", "y2")]
+        assert [*line.get_xdata(), *line.get_ydata()] == ends
+    assert axes.get_xlim() == (0, picture.width) and axes.get_ylim() == (picture.height, 0)

@@ -146,6 +146,7 @@ def _paint(axes: Any, mark: Mark) -> None:
     """One mark on matplotlib's axes, whose unit is a pixel of the picture."""
     look = mark.look
     at = mark.at
+    place = {key: float(str(at[key])) for key in ("x", "y", "x1", "x2", "y1", "y2") if key in at}
     stroke: dict[str, Any] = {"color": look.get("stroke"), "lw": look.get("stroke-width")}
     dash = str(look.get("stroke-dasharray", ""))
     if dash:
@@ -154,8 +155,8 @@ def _paint(axes: Any, mark: Mark) -> None:
     if mark.element == "text":
         anchor = {"end": "right", "middle": "center"}.get(str(at.get("text-anchor")), "left")
         axes.text(
-            at["x"],
-            at["y"],
+            place["x"],
+            place["y"],
             mark.text.replace("$", r"\$"),
             color=look["fill"],
             fontsize=look["font-size"],
@@ -166,7 +167,7 @@ def _paint(axes: Any, mark: Mark) -> None:
             rotation_mode="anchor",
         )
     elif mark.element == "line":
-        axes.plot([at["x1"], at["x2"]], [at["y1"], at["y2"]], **stroke)
+        axes.plot([place["x1"], place["x2"]], [place["y1"], place["y2"]], **stroke)
     else:
         corners = [part.split() for part in str(at["d"]).strip("MZ").split("L")]
         x, y = zip(*((float(a), float(b)) for a, b in corners))
