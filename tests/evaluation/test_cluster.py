@@ -951,6 +951,42 @@ def test_models_and_data_of_every_kind_travel(link, digits, tmp_path) -> None:
 
 @needs_ray
 @pytest.mark.slow
+def test_targets_travel(tmp_path, monkeypatch) -> None:
+    """`evaluate --ray` of a regression with two targets and an own tolerance for each sample writes
+    the files of one process.
+    """
+    import numpy as np
+
+    from wassail.cli.parser import main
+
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    x = torch.rand(20, 4)
+    with torch.no_grad():
+        y = model(x) + 0.02 * torch.randn(20, 2)
+    own = 0.05 + 0.1 * torch.rand(20)
+    np.savez("data.npz", x=x.numpy(), y=y.numpy(), own=own.numpy())
+    torch.save(model.state_dict(), "weights.pt")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("two_targets.py").write_text(
+        "from torch import nn\n\n\ndef net():\n"
+        "    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))\n"
+    )
+    words = ["evaluate", "two_targets:net", "--weights", "weights.pt", "--data", "data.npz"]
+    words += ["--tolerance", "own", "--eps", "0.02", "--order", "1", "inf", "--attacks", "nearest"]
+    words += ["--passes", "30", "--certify", "crown", "--chunk", "6", "--quiet"]
+    assert main([*words, "--out", "here"]) == 0
+    assert main([*words, "--out", "there", "--ray"]) == 0
+    assert tree(tmp_path / "here") == tree(tmp_path / "there")
+    run = ws.Evaluation.load(tmp_path / "there")
+    assert run.targets is not None
+    assert torch.equal(run.targets.float(), torch.cat([y, own[:, None], own[:, None]], 1))
+    assert "own tolerance of the target in all 2 outputs" in run.headline
+
+
+@needs_ray
+@pytest.mark.slow
 def test_a_node_that_is_lost_takes_nothing_with_it(digits, tmp_path) -> None:
     """Two nodes on this machine, one of them killed with all its processes while it works."""
     script = textwrap.dedent("""

@@ -507,3 +507,33 @@ def test_what_is_refused_on_the_command_line(
     assert command("evaluate", *model, "--eps", "0.03", "--quiet", *words) == 2
     told = capsys.readouterr()
     assert said in told.err and told.err.count("\n") == 1 and not told.out
+
+
+def forecaster() -> nn.Module:
+    """A window of two channels and six steps -> the next value of each: convolutions over time."""
+    torch.manual_seed(3)
+    layers = (nn.Conv1d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+    return nn.Sequential(*layers).double().eval()
+
+
+def test_windows_of_a_time_series() -> None:
+    """Inputs are windows `(channels, steps)`: both sides, and points that are off by the tolerance
+    where they are called wrong.
+    """
+    model = forecaster()
+    series = torch.cumsum(noise((2, 40), 0.1), 1)
+    x = series.unfold(1, 6, 1).transpose(0, 1)[:12].contiguous()
+    with torch.no_grad():
+        y = model(x) + noise((12, 2), 0.02)
+    run = evaluated(model, (x, y), tolerance=0.15, certify="branch")
+    assert run.radii is not None and tuple(run.images([0])[0].shape[1:]) == (2, 6)
+    right = run.predicted == run.y
+    assert right.any() and (run.radii[right] > 0).all()
+    assert (run.radii <= run.distances * (1 + 1e-9)).all()
+    rows = (right & run.distances.isfinite()).nonzero()[:, 0]
+    assert len(rows)
+    _, points = run.images(rows.tolist())
+    with torch.no_grad():
+        off = (model(points.double()) - y[rows]).abs().amax(1)
+    assert (off >= 0.15 - 1e-6).all()
+    assert "within 0.15 of the target in all 2 outputs" in report(run)

@@ -23,7 +23,7 @@ PARTS = {
     "limits": "the limits",
     "environment": "the environment",
     "commands": "the commands",
-    "recheck": "the command `recheck`",
+    "recheck": "the command wassail recheck",
 }
 
 
