@@ -117,12 +117,31 @@ def run_set(
         count: so many of these, spread evenly; default None, all.
         tell: is given each new result.
     """
-    done = {result.key: result for result in read_results(folder)}
-    root = Path(path).parent
     wanted = [i for i in read_instances(path) if only in f"{i.network} {i.question}"]
     few = len(wanted) if count is None else min(count, len(wanted))
+    chosen = [wanted[k * len(wanted) // few] for k in range(few)]
+    yield from run_instances(chosen, Path(path).parent, folder, limit, tell)
+
+
+def run_instances(
+    wanted: Sequence[Instance],
+    root: Path,
+    folder: Path,
+    limit: float | None = None,
+    tell: Callable[[Result], None] = lambda result: None,
+) -> Iterator[Result]:
+    """Answer some instances; a network is read once for those that follow each other.
+
+    Args:
+        wanted: the instances.
+        root: the folder that their names begin in.
+        folder: where `results.csv` and counterexamples are kept.
+        limit: seconds for one instance, if its own are more.
+        tell: is given each new result.
+    """
+    done = {result.key: result for result in read_results(folder)}
     with closing(_Networks()) as networks:
-        for instance in (wanted[k * len(wanted) // few] for k in range(few)):
+        for instance in wanted:
             key = (instance.network, instance.question)
             if key not in done:
                 seconds = min(instance.seconds, limit or instance.seconds)
