@@ -27,7 +27,7 @@ from wassail.vnnlib.unsafe import Group
 EFFORT = 60.0  # seconds of one core, counted in operations, without a limit
 FEW = 20  # free inputs up to which boxes are split and nothing else
 FIRST = 0.03  # of the effort: boxes, where there are more inputs
-SHALLOW = 0.7  # of the effort, for networks of one layer, before all that
+SHALLOW = 0.95  # of the effort, for networks of one layer, before all that
 NEURONS = 0.9  # and then neurons; the rest is for boxes again
 MOST = 10**9  # domains: the effort runs out first
 WIDE = 1024  # domains of neurons split at once, at most
