@@ -370,9 +370,9 @@ def _inside(folder: Path) -> Iterator[None]:
     bin_folder = str(Path(sys.executable).parent)
     os.environ["COLUMNS"] = str(WIDTH)
     os.environ["PATH"] = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
-    os.environ["PYTHONPATH"] = str(ROOT / "src")
+    os.environ["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
     os.chdir(folder)
-    sys.path.insert(0, str(folder))
+    sys.path[:0] = [str(folder), str(ROOT)]  # tutorials of real networks take benchmarks.networks
     try:
         yield
     finally:
