@@ -484,7 +484,8 @@ def vnnlib(results: Results) -> str:
     rows = results.table("vnnlib", "sets")
     text = (
         "# VNN-LIB: sets of VNN-COMP 2025\n\n`wassail vnnlib` "
-        "([how to use it](../howto/vnnlib.md)) on public sets that fit a CPU. One thread, at most "
+        "([how to use it](../howto/onnx-and-vnnlib.md)) on public sets that fit a CPU. One thread, "
+        "at most "
         f"the competition's own seconds or {rows[0]['limit']:g}, in processor seconds; a network "
         "is read once for instances that follow each other. *Absent*: the network is not in the "
         "copy of the sets at hand. The public verdict is alpha-beta-CROWN's, else that of at least "
