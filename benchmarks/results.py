@@ -35,6 +35,7 @@ STAGES = (
     "distributions",
     "training",
     "scale",
+    "regression",
     "vnnlib",
     "board",
 )
