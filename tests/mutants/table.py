@@ -531,9 +531,9 @@ EXCUSED: dict[tuple[str, str, str], str] = {
     ): "`slack` is more than 64 units of the square, of which the root takes two",
     (
         "relax/spectral.py",
-        "matrix_norms",
-        "UNIT)\n    # Entries",
-    ): "the 64 units of `slack` are 128 of the root, which loses one and its product two",
+        "gram_norms",
+        "UNIT)\n    return",
+    ): "the 64 units in `off` are 128 of the root, which loses one and its product two",
     (
         "relax/norms.py",
         "product",
