@@ -12,6 +12,7 @@ from wassail.certificates.device import HOST
 from wassail.rounding import UNIT
 
 KRYLOV_STEPS = 16  # of Lanczos' method
+SQUARINGS = 12  # of a matrix whose largest eigenvalue is to stand out
 NOTHING_NEW = 1e-8  # of an image: what is left of it beside the vectors before
 # of its result, of which a Cholesky factor proves one
 FACTORS = (1 + 1e-9, 1.001, 1.01, 1.03, 1.1, 1.5)
@@ -72,7 +73,7 @@ def _guessed(gram: Tensor) -> Tensor:
     """About the largest eigenvalue of each, `(N,)`, not above it but for rounding: of the vectors
     that Lanczos' method meets, the one that is stretched most.
     """
-    v = gram.diagonal(dim1=1, dim2=2).sqrt()[:, :, None]
+    v = gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()[:, :, None]
     basis = []
     images = []
     for _ in range(min(KRYLOV_STEPS, gram.shape[1])):
@@ -89,8 +90,21 @@ def _guessed(gram: Tensor) -> Tensor:
         v = torch.where(rest > NOTHING_NEW * long, v, 0.0)
     known = torch.cat(basis, 2)
     small = known.mT @ torch.cat(images, 2)
-    way = torch.linalg.eigh((small + small.mT) / 2)[1][:, :, -1:]
-    v = known @ way
+    v = known @ _leading((small + small.mT) / 2)
     v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp(min=1e-300)
     found: Tensor = (v * (gram @ v)).sum((1, 2))
     return found
+
+
+def _leading(small: Tensor) -> Tensor:
+    """About the eigenvector of the largest eigenvalue of each matrix `(N, k, k)`, `(N, k, 1)`.
+
+    On a device, which would be asked whether `eigh` has converged, by squares of the matrix.
+    """
+    if small.device == HOST:
+        return torch.linalg.eigh(small)[1][:, :, -1:]
+    for _ in range(SQUARINGS):
+        small = small / small.abs().amax((1, 2), keepdim=True).clamp(min=1e-300)
+        small = small @ small
+    column = small.diagonal(dim1=1, dim2=2).argmax(1)
+    return small.gather(2, column[:, None, None].expand(-1, small.shape[1], 1))
