@@ -14,12 +14,13 @@ from typing import Any
 import mpmath  # comes with torch, through sympy
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from support.exact import normal, perceptron, uniform
 from support.rounding import MODES, fractions, rounded, serial
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix, Pick
+from wassail.certificates.graph.reader import read
 from wassail.certificates.relax import slope_cone_layer, slope_cones
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep
@@ -435,3 +436,47 @@ def test_rows_and_layers_together(norm: float, mode: str) -> None:
         whole = squares(row) * radius**2
         rest = left - whole
         assert rest >= 0 and rest**2 >= 4 * whole * (slope * ahead) ** 2
+
+
+# --- Gram matrices of convolutions -------------------------------------------------------------
+
+
+def gram_of(rows: Tensor, weight: Tensor, dtype: torch.dtype) -> slope_cones.Gram:
+    """`A A^T` of one row, that of a convolution with a single window."""
+    size = weight.shape[-1]
+    layer = nn.Conv2d(1, 1, size, bias=False).double()
+    with torch.no_grad():
+        layer.weight.copy_(weight.double()[None, None])
+    graph = read(nn.Sequential(layer, nn.Flatten()), (1, size, size))
+    j = next(i for i, node in enumerate(graph.nodes) if node.inputs == (0,))
+    cones = SimpleNamespace(
+        graph=graph,
+        layers={},
+        balls=SimpleNamespace(norm=2.0),
+        exact=SimpleNamespace(maps={j: graph.nodes[j].map}),
+        together=lambda _: 8,
+        kind=Precision(dtype, 8),
+    )
+    place = torch.zeros(1, 1, dtype=torch.int64)
+    found = SlopeCones._gram(cones, j, rows, place)  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
+def test_gram_matrices_of_convolutions_pay_for_their_sums(dtype: torch.dtype, mode: str) -> None:
+    """Rows in float32 beside weights in float64, and sums of 900 terms of one sign."""
+    weight = uniform(30, 30, seed=4) + 0.5
+    rows = weight.to(dtype).reshape(1, -1)
+    with rounded(mode):
+        found = gram_of(rows, weight, dtype)
+    value, scale = Fraction(found.values.item()), Fraction(found.scale.item())
+    true = squares(fractions(rows)[0]) / scale**2
+    assert abs(value - true) <= Fraction(found.off) * value
+
+
+def test_rows_that_may_have_underflowed_have_no_gram_matrix() -> None:
+    rows = torch.full((1, 9), slope_cones.LEAST_SCALE / 2, dtype=SINGLE)
+    found = gram_of(rows, torch.ones(3, 3, dtype=DOUBLE), SINGLE)
+    assert torch.isnan(found.values).all()
