@@ -102,7 +102,8 @@ def _leading(small: Tensor) -> Tensor:
     On a device, which would be asked whether `eigh` has converged, by squares of the matrix.
     """
     if small.device == HOST:
-        return torch.linalg.eigh(small)[1][:, :, -1:]
+        vectors: Tensor = torch.linalg.eigh(small)[1]
+        return vectors[:, :, -1:]
     for _ in range(SQUARINGS):
         small = small / small.abs().amax((1, 2), keepdim=True).clamp(min=1e-300)
         small = small @ small
