@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.networks.files import FOLDER
 
 from support.files import ROOT, script
 
@@ -56,12 +57,18 @@ def test_a_notebook_is_what_its_tutorial_says(name: str) -> None:
     assert any("data:image/png" in json.dumps(out) for out in outputs), "no picture is stored"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_tutorial_prints_what_it_shows(name: str) -> None:
+def run_or_slow(name: str) -> Any:
+    """Tutorials of real networks take minutes."""
+    return pytest.param(name, marks=pytest.mark.slow) if needs_zoo(name) else name
+
+
+@pytest.mark.parametrize("name", [run_or_slow(name) for name in NAMES])
+def test_a_tutorial_prints_what_it_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if needs_zoo(name):
-        pytest.skip("needs real networks: scripts/notebooks.py runs it")
-    text = PAGES[name].read_text()
-    pieces = run_pages.run_page(text)
+        if not (FOLDER / "models").is_dir():
+            pytest.skip("no real networks: run `python -m benchmarks.networks fetch`")
+        monkeypatch.setenv("WASSAIL_ZOO", str(FOLDER))
+    pieces = run_pages.run_page(PAGES[name].read_text())
     assert not run_pages.compare(pieces)
     now = notebooks.cells(name, pieces)
     for old, new in zip(stored(name), now, strict=True):
