@@ -313,7 +313,8 @@ def draw(pieces: list[Part], folder: Path) -> None:
     """
     value = None
     for piece in pieces:
-        value = piece.value if piece.kind == "python" else value
+        if piece.runs:
+            value = piece.value
         image = picture_of(value) if piece.kind == "picture" else None
         if image is not None:
             (folder / piece.source).write_bytes(image)
