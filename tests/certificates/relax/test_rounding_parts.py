@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from support.exact import normal, perceptron, scattered, uniform, values
-from support.rounding import MODES, long, rounded
+from support.rounding import MODES, fractions, long, rounded, serial
 from wassail.certificates.exact.flip_problem import Relaxed
 from wassail.certificates.exact.nearest_flip import nearest_flip
 from wassail.certificates.graph.activations import ACTIVATIONS, Activation, _Gated, rounded_up
@@ -27,7 +27,7 @@ from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.planes import end_points
 from wassail.certificates.relax import chunks
 from wassail.certificates.relax.backward import unit_rows
-from wassail.certificates.relax.balls import Balls
+from wassail.certificates.relax.balls import Balls, CutBalls
 from wassail.certificates.relax.crown import Sweep, margins
 from wassail.certificates.relax.lines import (
     Arithmetic,
@@ -90,6 +90,30 @@ def test_screening_survives_squares_that_underflow() -> None:
         a = torch.tensor([[size, -size, size]], dtype=SINGLE)
         middle, spread = balls.across(a, torch.tensor([0]))
         assert float(middle + spread) >= float(a.double().norm())
+
+
+def squared_length(a: Tensor) -> Fraction:
+    """Of one row, exactly."""
+    return sum((value * value for value in fractions(a)[0]), Fraction(0))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_screening_pays_for_sums_of_many_squares(mode: str) -> None:
+    a = (uniform(1, 1000, seed=7) + 0.5).float()
+    with rounded(mode), serial():
+        balls = Balls.make(torch.zeros(1, 1000), torch.ones(1), 2.0, None)
+        middle, spread = balls.across(a, torch.tensor([0]))
+    assert (Fraction(middle.item()) + Fraction(spread.item())) ** 2 >= squared_length(a)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_balls_with_walls_survive_squares_that_underflow(mode: str) -> None:
+    a = torch.full((1, 4), 1.2 * 2.0**-537, dtype=DOUBLE)
+    room = torch.full((1, 4), INF, dtype=DOUBLE)
+    with rounded(mode):
+        balls = CutBalls.make(room, room, torch.ones(1, dtype=DOUBLE))
+        found = balls.upper(a, torch.tensor([0]))
+    assert Fraction(found.item()) ** 2 >= squared_length(a)
 
 
 @pytest.mark.parametrize("mode", MODES)
