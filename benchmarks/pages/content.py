@@ -106,13 +106,12 @@ def attacks(results: Results) -> str:
             "\n## AutoAttack\n\n"
             "The standard version (APGD-CE, APGD-T, FAB-T, Square), `ws.autoattack` beside its "
             "authors' program: robust accuracy in %, with 95 % confidence limits for images drawn "
-            "like these. Time: processor seconds of both, by turns in one process, on the first "
-            "images.\n\n"
+            "like these. Processor seconds of both, by turns in one process.\n\n"
         )
         columns = [
             ("network", code("network")),
             ("threat", threat),
-            ("images", lambda r: str(r["ours"]["n"])),
+            ("images", field("images", "d")),
             ("ours", lambda r: limits(r["ours"])),
             ("authors' program", lambda r: limits(r["theirs"]) if "theirs" in r else NONE),
             ("seconds, ours / theirs", timing),
@@ -133,13 +132,12 @@ def ratio(row: Row, name: str) -> str:
 
 
 def time_ratio(row: Row) -> str:
-    return f"{row['time']['ours'] / row['time']['theirs']:.2f}" if "time" in row else NONE
+    return f"{row['ours_seconds'] / row['theirs_seconds']:.2f}" if "theirs" in row else NONE
 
 
 def timing(row: Row) -> str:
-    if "time" not in row:
-        return NONE
-    return f"{row['time']['ours']:.0f} / {row['time']['theirs']:.0f} ({row['time']['n']} images)"
+    theirs = f"{row['theirs_seconds']:.0f}" if "theirs" in row else NONE
+    return f"{row['ours_seconds']:.0f} / {theirs}"
 
 
 def certificates(results: Results) -> str:
@@ -175,9 +173,10 @@ def certificates(results: Results) -> str:
     if brackets:
         text += (
             "\n## Accuracy over Wasserstein balls, from both sides\n\n"
-            "`ws.sandwich` with its default effort (2 s of one core an image): at least the first "
-            "figure under every distribution of the set, at most the second, for a distribution "
-            "that was built and verified. Certified rounded down, attacked up.\n\n"
+            f"`ws.sandwich` with effort {brackets[0]['effort']:g} (seconds of one core an image, "
+            "roughly): at least the first figure under every distribution of the set, at most the "
+            "second, for a distribution that was built and verified. Certified rounded down, "
+            "attacked up.\n\n"
         )
         columns = [
             ("network", code("network")),

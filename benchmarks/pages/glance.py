@@ -47,13 +47,14 @@ def perturbations(results: Results) -> Triple:
 
 def autoattack(results: Results) -> Triple:
     """Accuracy and time of AutoAttack."""
-    question = "AutoAttack's robust accuracy, `cifar_cnn_a_adv`, linf 2/255, 1,000 images"
+    question = "AutoAttack's robust accuracy, `cifar_cnn_a_adv`, linf 2/255"
     row = results.row("autoattack", "suite", "cifar_cnn_a_adv-linf")
     if row is None:
         return question, NONE, NONE
+    question += f", {row['images']:,} images"
     ours = f"{row['ours']['percent']:.1f} %"
-    if "time" in row:
-        ours += f" in {row['time']['ours'] / row['time']['theirs']:.2f} of its processor time"
+    if "theirs" in row:
+        ours += f" in {row['ours_seconds'] / row['theirs_seconds']:.2f} of its processor time"
     theirs = (
         f"{row['theirs']['percent']:.1f} % by its authors' program" if "theirs" in row else NONE
     )

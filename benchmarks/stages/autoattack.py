@@ -1,10 +1,8 @@
-"""AutoAttack beside its authors' program: accuracy on 1,000 images, time on fewer by turns."""
+"""AutoAttack beside its authors' program, by turns on chunks of images in one process."""
 
 from __future__ import annotations
 
 from functools import partial
-
-import torch
 
 import wassail as ws
 from benchmarks import peers, rooms
@@ -13,7 +11,7 @@ from benchmarks.networks.load import data_of, images, load
 from benchmarks.stage import SEED, Row, Stage, Unit, here
 
 IMAGES = 1000
-TIMED = 100
+CHUNK = 250
 CASES = (
     ("cifar_cnn_a_adv", "linf", "2/255"),
     ("vnn_resnet2b", "linf", "2/255"),
@@ -23,75 +21,50 @@ CASES = (
 
 
 def units() -> list[Unit]:
-    """Ours, its authors', and both by turns."""
-    found = []
-    for name, norm, eps in CASES:
-        files = (name, data_of(name))
-        key = f"{name}/{norm}"
-        found.append(Unit(f"{key}/ours", partial(ours, name, norm, eps), networks=files))
-        run = partial(theirs, name, norm, eps)
-        found.append(Unit(f"{key}/theirs", run, "autoattack", files))
-    for name, norm, eps in CASES[:2]:
-        run = partial(timed, name, norm, eps)
-        key = f"{name}/{norm}/time"
-        if peers.installed("autoattack"):
-            found.append(Unit(key, run, networks=(name, data_of(name))))
-    return found
+    """Chunks of images, with the authors' program where it is installed."""
+    both = peers.installed("autoattack")
+    return [
+        Unit(
+            f"{name}/{norm}/{first}" + ("" if both else "/alone"),
+            partial(attacked, name, norm, eps, first, both),
+            networks=(name, data_of(name)),
+        )
+        for name, norm, eps in CASES
+        for first in range(0, IMAGES, CHUNK)
+    ]
 
 
-def opened(name: str, count: int) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
-    return load(name).requires_grad_(False), *images(data_of(name), count)
-
-
-def ours(name: str, norm: str, eps: str) -> Row:
-    """How many images stay right."""
-    model, x, y = opened(name, IMAGES)
-    with spent() as used:
-        found = ws.autoattack(model, x, y, ws.Threat(NORMS[norm], INF, eps), seed=SEED)
-    return {"right": round(found.accuracy * len(x)), "n": len(x), "seconds": used.seconds}
-
-
-def theirs(name: str, norm: str, eps: str) -> Row:
-    """The same by its authors' program; a point counts if it is in the ball and wrong."""
-    model, x, y = opened(name, IMAGES)
-    budget = ws.Threat(NORMS[norm], INF, eps).eps
-    with spent() as used:
-        points = peers.auto_attack(model, x, y, NORMS[norm], budget)
-    inside = peers.within(points, x, NORMS[norm], budget)
-    right = clean(model, x, y) & ~(inside & ~clean(model, points, y))
-    return {"right": int(right.sum()), "n": len(x), "seconds": used.seconds}
-
-
-def timed(name: str, norm: str, eps: str) -> Row:
-    """Processor seconds of both, by turns in one process, the least of two each."""
-    model, x, y = opened(name, TIMED)
+def attacked(name: str, norm: str, eps: str, first: int, both: bool) -> Row:
+    """How many images stay right; a point of the other program counts if it is in the ball."""
+    model = load(name).requires_grad_(False)
+    x, y = images(data_of(name), CHUNK, first)
     threat = ws.Threat(NORMS[norm], INF, eps)
-    seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
-    for _ in range(2):
+    with spent() as used:
+        found = ws.autoattack(model, x, y, threat, seed=SEED)
+    answer: Row = {"n": len(x), "ours": round(found.accuracy * len(x)), "seconds": used.seconds}
+    if both:
         with spent() as used:
-            ws.autoattack(model, x, y, threat, seed=SEED)
-        seconds["ours"].append(used.seconds)
-        with spent() as used:
-            peers.auto_attack(model, x, y, threat.norm, threat.eps)
-        seconds["theirs"].append(used.seconds)
-    return {"n": len(x), **{side: min(values) for side, values in seconds.items()}}
+            points = peers.auto_attack(model, x, y, threat.norm, threat.eps)
+        flipped = peers.within(points, x, threat.norm, threat.eps) & ~clean(model, points, y)
+        answer["theirs"] = int((clean(model, x, y) & ~flipped).sum())
+        answer["their_seconds"] = used.seconds
+    return answer
 
 
 def tables(done: dict[str, Row]) -> dict[str, list[Row]]:
-    """One row for each case that ours has run on."""
+    """One row for each case of which a chunk is done."""
     rows = []
     for name, norm, eps in CASES:
-        key = f"{name}/{norm}"
-        if f"{key}/ours" not in done:
+        parts = [answer for key, answer in done.items() if key.startswith(f"{name}/{norm}/")]
+        if not parts:
             continue
+        n = sum(part["n"] for part in parts)
         row: Row = {"id": f"{name}-{norm}", "network": name, "norm": norm, "eps": eps}
-        for side in ("ours", "theirs"):
-            if f"{key}/{side}" in done:
-                answer = done[f"{key}/{side}"]
-                row[side] = share(answer["right"], answer["n"])
-                row[f"{side}_seconds"] = answer["seconds"]
-        if f"{key}/time" in done:
-            row["time"] = done[f"{key}/time"]
+        row |= {"images": n, "ours": share(sum(part["ours"] for part in parts), n)}
+        row["ours_seconds"] = sum(part["seconds"] for part in parts)
+        if all("theirs" in part for part in parts):
+            row["theirs"] = share(sum(part["theirs"] for part in parts), n)
+            row["theirs_seconds"] = sum(part["their_seconds"] for part in parts)
         rows.append(row)
     return {"suite": rows}
 
