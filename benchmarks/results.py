@@ -14,6 +14,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -56,7 +57,7 @@ def main(words: list[str] | None = None) -> int:
         "--budget", type=float, default=None, help="start no unit after so many min"
     )
     parser.add_argument("--jobs", type=int, default=1, help="processes; default 1")
-    parser.add_argument("--only", default="", help="units whose name has this in it")
+    parser.add_argument("--only", default="", help="units whose name matches this expression")
     parser.add_argument("--peers", action="store_true", help="only units of other tools")
     parser.add_argument("--draft", action="store_true", help="write no results file")
     options = parser.parse_args(words)
@@ -81,7 +82,9 @@ def missing(stages: list[Stage], options: argparse.Namespace) -> Iterator[tuple[
     """Units that can be run and are not done."""
     for stage in stages:
         for unit in stage.units():
-            wanted = options.only in unit.key and (bool(unit.peer) or not options.peers)
+            wanted = bool(re.search(options.only, unit.key)) and (
+                bool(unit.peer) or not options.peers
+            )
             if wanted and stage.answer(unit) is None and stage.runnable(unit):
                 yield stage, unit
 
