@@ -147,7 +147,8 @@ def certificates(results: Results) -> str:
         "Verified accuracy at l2 in %, by `ws.verify` with its defaults on one CPU thread, sound "
         "for the network as it is executed in float32. Its authors' 200 images and published "
         "figures (ICML 2025, on a GPU). In brackets 95 % confidence limits for images drawn like "
-        "these.\n\n"
+        "these. Some constants of the l2 bounds were chosen while looking at a few of these "
+        "images.\n\n"
     )
     rows = results.table("certificates", "sdp")
     columns = [
