@@ -10,7 +10,7 @@ from benchmarks.measure import INF, NORMS, numbers, spent, tensor
 from benchmarks.networks.load import data_of, images, load
 from benchmarks.stage import SEED, Row, Stage, Unit, here
 
-IMAGES = 100
+IMAGES = 50
 EFFORT = 1  # seconds of one core an image, roughly; the default is 2
 POINTS = 41  # of the curves that are drawn
 CASES = {  # the eps it was trained for
