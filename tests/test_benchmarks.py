@@ -32,14 +32,10 @@ def test_no_results_file_is_older_than_its_code() -> None:
 
 
 def test_pages_show_what_the_results_files_hold() -> None:
-    if not Results().stages:
-        pytest.skip("there are no results files yet: run `make results`")
     assert differences() == []
 
 
 def test_readme_has_no_figure_outside_its_marks() -> None:
-    if not Results().stages:
-        pytest.skip("there are no results files yet: run `make results`")
     text = (ROOT / "README.md").read_text()
     text = re.sub(r"<!-- (results|figure):.*?<!-- /\1 -->", "", text, flags=re.S)
     text = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
