@@ -61,10 +61,12 @@ def autoattack(results: Results) -> Triple:
 
 def proofs(results: Results) -> Triple:
     """Proofs of competition instances."""
-    question = "VNN-COMP 2021 and 2022: instances proved"
+    question = "VNN-COMP: instances proved"
     row = results.row("vnncomp", "networks", "all")
     if row is None:
         return question, NONE, NONE
+    sets = [r["set"].split("/", 1)[1] for r in results.table("vnncomp", "networks")[:-1]]
+    question += f" ({', '.join(sets)})"
     return (
         question,
         f"{row['proved']} of {row['instances']} in {row['limit']:g} s of one CPU thread each, "
