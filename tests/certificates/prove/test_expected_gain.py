@@ -17,9 +17,9 @@ def test_bounds_rise_as_the_logarithm_of_the_domains() -> None:
     found = Decided(False, 10, -3.0, -2.0, None)
     for power in (1, 2, 3):
         reached = -3 + HOPE * power
-        assert expected_gain(found, 4.0, 10.0**power) == pytest.approx(1 + reached / 4)
-    assert expected_gain(found, 4.0, 5.0) == expected_gain(found, 4.0, 10.0)
-    assert expected_gain(found, 4.0, math.inf) == expected_gain(found, 4.0, 1e9)
+        assert expected_gain(found, 2.0, 10.0**power) == pytest.approx(1 + reached / 2)
+    assert expected_gain(found, 2.0, 5.0) == expected_gain(found, 2.0, 10.0)
+    assert expected_gain(found, 2.0, math.inf) == expected_gain(found, 2.0, 1e9)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,13 @@ def test_nothing_is_expected_of_what_is_not_known(found: Decided) -> None:
 
 
 def test_bounds_that_fall_promise_what_the_first_one_says() -> None:
-    assert expected_gain(Decided(False, 10, -2.0, -5.0, None), 4.0, 1e3) == 0.5
+    assert expected_gain(Decided(False, 10, -2.0, -5.0, None), 1.0, 1e3) == -1.0
+
+
+def test_branching_that_begins_as_well_as_linear_bounds_is_not_left_out() -> None:
+    found = Decided(False, 10, -2.0, -1.99, None)
+    assert expected_gain(found, 2.0, 1e3) == math.inf
+    assert expected_gain(found, 1.0, 1e3) < 0
 
 
 def growth(norm: float) -> Growth:

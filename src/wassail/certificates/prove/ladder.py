@@ -44,6 +44,7 @@ BALL_PASSES = 60 * 3 * 8  # of the least effort with balls
 BALL_GROWTH = 6  # times as many with each effort after it
 LEAST_DOMAINS = 48  # of the least effort
 LEAST_SHARE = 0.125  # of a step, which more domains must be expected to bring
+WEAKER = 1.05  # times as far below 0 as linear bounds: the first bound of branching is weaker
 HOPE = 1.5  # times as fast as they did, bounds may rise
 RIVALS = 4  # that a sample has open, before one was tried
 SLOPE_STEPS = 10  # on the slopes of inner bounds, before branching with many domains
@@ -375,7 +376,8 @@ def branched(
 
 def expected_gain(found: Decided, lack: float, most: float) -> float:
     """How far the radius is expected to grow by branching, as a share of the step that failed;
-    infinite where nothing is known of that.
+    infinite where nothing is known of that, and where branching begins with bounds as good as the
+    linear ones: those rise faster than this says.
 
     Bounds rise about as the logarithm of the number of domains. A bound of `-lack` at the step is
     one of 0 where the step began, where linear bounds prove the sample.
@@ -386,7 +388,8 @@ def expected_gain(found: Decided, lack: float, most: float) -> float:
         most: domains that can be paid in all.
     """
     known = not found.proved and found.count > 1
-    if not known or math.isinf(found.first) or math.isinf(found.last):
+    weaker = found.first < -WEAKER * lack
+    if not known or not weaker or math.isinf(found.first) or math.isinf(found.last):
         return math.inf
     rise = max(found.last - found.first, 0.0) / math.log(found.count)
     reached = found.first + HOPE * rise * math.log(max(min(most, DOMAINS[-1]), found.count))
