@@ -32,6 +32,7 @@ STAGES = (
     "autoattack",
     "vnncomp",
     "corruptions",
+    "coverage",
     "smoothing",
     "distributions",
     "training",

@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks import code, stage
-from benchmarks.measure import share
+from benchmarks.measure import INF, share
 from benchmarks.networks import fetch as fetching
 from benchmarks.networks.__main__ import main as networks
 from benchmarks.networks.files import FOLDER, NETWORKS, Missing, digest_of
 from benchmarks.pages.__main__ import differences, filled, marked
 from benchmarks.pages.tables import Results
 from benchmarks.results import STAGES, stage_of
+from benchmarks.stages import coverage
 
 ROOT = Path(__file__).resolve().parents[1]
 HAND_WRITTEN = re.compile(r"\d+(\.\d+)? ?%|\d+\.\d+ ?\.\. ?\d+\.\d+")
@@ -305,3 +306,25 @@ def test_a_pickle_that_is_no_array_is_refused() -> None:
 
     with pytest.raises(pickle.UnpicklingError, match="no array"):
         fetching.OnlyArrays(io.BytesIO(pickle.dumps(Path("x")))).load()
+
+
+# ---- coverage
+
+
+def test_the_population_of_the_simulation_in_closed_form() -> None:
+    case = coverage.Case("inputs", 100, 1.0)
+    density = (1 - coverage.WRONG - coverage.NEVER) * (1 + 1 / 2) / 2
+    for eps in coverage.BUDGETS[:4]:  # all below t is bought, where density * t^2 / 2 = eps
+        true = 1 - coverage.WRONG - density * (2 * eps / density) ** 0.5
+        assert coverage.population(case)(eps) == pytest.approx((true, true), abs=1e-4)
+
+
+def test_a_limit_that_is_too_narrow_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coverage, "REPETITIONS", 30)
+    case = coverage.Case("others", 100, INF, subpopulation=0.8)
+    honest = coverage.simulated(case)
+    assert honest["band"]["certified"]["percent"] >= 90
+    monkeypatch.setattr(coverage, "CONFIDENCE", 0.05)
+    narrow = coverage.simulated(case)
+    assert narrow["band"]["certified"]["percent"] < 80
+    assert narrow["band"]["width"] < honest["band"]["width"]

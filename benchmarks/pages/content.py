@@ -549,6 +549,32 @@ def distributions(results: Results) -> str:
     return text + markdown(columns, rows) + source(results, "distributions")
 
 
+def population(results: Results) -> str:
+    """How often limits for the population hold."""
+    rows = results.table("coverage", "limits")
+    text = (
+        "# Limits for the population\n\nIs a limit with 95 % confidence right 95 times in 100? "
+        "1,000 data sets are drawn from a population whose curve is known, and each side of each "
+        "limit is compared with it. *Band*: the limits for all eps at once, compared at six eps. "
+        "*One threat*: for one eps. Shares of data sets in which a side holds, in %, with 95 % "
+        "confidence limits; a share of less than 95 beyond these would be a mistake. *Width*: mean "
+        "distance of both sides at one eps, in points. What it means: "
+        "[from samples to the population](../explanation/population-guarantee.md).\n\n"
+    )
+    columns = [
+        ("shift", field("shift")),
+        ("order", field("order")),
+        ("samples", field("samples", ",")),
+        ("band: certified", lambda r: limits(r["band"]["certified"])),
+        ("attacked", lambda r: limits(r["band"]["attacked"])),
+        ("width", lambda r: f"{r['band']['width']:.1f}"),
+        ("one threat: certified", lambda r: limits(r["threat"]["certified"])),
+        ("attacked", lambda r: limits(r["threat"]["attacked"])),
+        ("width", lambda r: f"{r['threat']['width']:.1f}"),
+    ]
+    return text + markdown(columns, rows) + source(results, "coverage")
+
+
 # page -> the stages of which at least one is needed, and who writes it
 PAGES: dict[str, tuple[tuple[str, ...], Callable[[Results], str]]] = {
     "attacks": (("attacks", "autoattack"), attacks),
@@ -562,6 +588,7 @@ PAGES: dict[str, tuple[tuple[str, ...], Callable[[Results], str]]] = {
     "networks": ((), networks),
     "vnnlib": (("vnnlib",), vnnlib),
     "distributions": (("distributions",), distributions),
+    "population": (("coverage",), population),
 }
 ABOUT = {
     "attacks": "minimal perturbations and AutoAttack beside other tools",
@@ -575,6 +602,7 @@ ABOUT = {
     "networks": "sources, licences and checksums of networks and data",
     "vnnlib": "sets of VNN-COMP 2025",
     "distributions": "properties of distributions, decided and checked",
+    "population": "how often limits for the population hold, by simulation",
 }
 
 
