@@ -152,6 +152,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/lipschitz/kinks.py": _tests("kinks::kink"),
     "certificates/prove/products.py": _tests("product_radii::rounding linear", "rounding_radii"),
     "certificates/search/boxes.py": _tests("boxes::rounding", "rounding_search::boxes"),
+    "certificates/search/products.py": _tests("box_products"),
     "certificates/search/shallow.py": _tests("rounding_shallow", "shallow"),
     "certificates/search/neurons.py": _tests("rounding_parts::split_neurons"),
     "certificates/graph/operators/hardswish.py": _tests("rounding_activations"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -86,12 +88,14 @@ class Group:
         self.module = Unsafe(network.wide, network.shape, self).eval()
 
     def rows_and_offsets(self) -> tuple[Tensor, Tensor]:
-        """All inequalities; for `worst` as many for each clause, a power of 2, the last ones
-        repeated.
+        """All inequalities, each once; for `worst` as many for each clause, a power of 2, the last
+        ones repeated.
         """
         if not self.worst:
             rows = torch.cat([clause.rows for clause in self.clauses])
-            return rows, torch.cat([clause.offsets for clause in self.clauses])
+            offsets = torch.cat([clause.offsets for clause in self.clauses])
+            first = [self._merged.index(place) for place in range(1 + max(self._merged))]
+            return rows[first], offsets[first]
         most = max(len(clause.offsets) for clause in self.clauses)
         most = 1 << (most - 1).bit_length()
         places = [
@@ -105,12 +109,17 @@ class Group:
     @property
     def places(self) -> list[list[int]]:
         """Of each clause, where its inequalities are among the outputs."""
-        found: list[list[int]] = []
-        start = 1
-        for clause in self.clauses:
-            found.append(list(range(start, start + len(clause.offsets))))
-            start += len(clause.offsets)
-        return found
+        places = iter(self._merged)
+        return [[1 + next(places) for _ in clause.offsets] for clause in self.clauses]
+
+    @cached_property
+    def _merged(self) -> list[int]:
+        """Of the inequalities of all clauses, one after the other, the places of those that are
+        different, in the order in which they come.
+        """
+        known: dict[bytes, int] = {}
+        parts = [torch.cat([c.rows, c.offsets[:, None]], 1) for c in self.clauses]
+        return [known.setdefault(row.numpy().tobytes(), len(known)) for row in torch.cat(parts)]
 
     def graph(self) -> Graph:
         """The structure, for bounds on the function of real numbers: read once for a network."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import pytest
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 
 from support.rounding import MODES, rounded
 from wassail.certificates.graph.reader import read
-from wassail.certificates.search.boxes import AGAIN, Boxes, BoxSearch, box_balls
+from wassail.certificates.search import boxes as boxes_module
+from wassail.certificates.search.boxes import Boxes, BoxSearch, HalfSpaces, box_balls
 
 
 def search(seed: int, level: float) -> tuple[nn.Module, BoxSearch]:
@@ -49,15 +51,17 @@ def test_every_unsafe_point_stays_in_an_open_box(seed: int) -> None:
 def test_a_cut_box_is_bounded_again_and_not_halved() -> None:
     _, boxes = search(0, 0.0)
     low, high = torch.zeros(2, 3).double(), torch.ones(2, 3).double()
-    rows = Boxes(low, high, torch.zeros(2).double(), torch.tensor([AGAIN, 1]))
-    below, above = boxes._halves(rows)
+    again = torch.tensor([True, False])
+    rows = Boxes(low, high, torch.zeros(2).double(), torch.tensor([0, 1]), again)
+    below, above = boxes._parts(rows)
     assert below.tolist() == [[0, 0, 0], [0, 0.5, 0], [0, 0, 0]]
     assert above.tolist() == [[1, 0.5, 1], [1, 1, 1], [1, 1, 1]]
 
 
 def test_a_box_without_width_is_given_up_and_nothing_is_claimed() -> None:
     _, boxes = search(0, 10.0)  # unsafe everywhere, and no point is accepted
-    rows = Boxes(*(torch.zeros(1, 3).double(),) * 2, torch.zeros(1).double(), torch.tensor([0]))
+    point, whole = torch.zeros(1, 3).double(), torch.tensor([False])
+    rows = Boxes(point, point, torch.zeros(1).double(), torch.tensor([0]), whole)
     boxes.roots = [part[:0] for part in boxes.roots]
     boxes.open.add(rows)
     boxes.step()
@@ -75,7 +79,11 @@ def test_proofs_and_counterexamples_end_it() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_rounding_cuts_nothing_that_exact_arithmetic_keeps(mode: str) -> None:
+def test_rounding_cuts_nothing_that_exact_arithmetic_keeps(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boxes_module, "ROUNDS", 1)
+    monkeypatch.setattr(boxes_module, "PAIRED", 0)
     _, boxes = search(0, 0.0)
     generator = torch.Generator().manual_seed(1)
     low = torch.randn(300, 3, generator=generator).double() * 100
@@ -85,7 +93,8 @@ def test_rounding_cuts_nothing_that_exact_arithmetic_keeps(mode: str) -> None:
     lower = -torch.rand(300, 3, generator=generator).double() * a.abs().amin(2) * 0.5
     lower[0] *= 2.0**-1060
     with rounded(mode):
-        found = boxes.clipped(low, high, lower, a)
+        x = low + (high - low) / 2
+        found = boxes.clipped(low, high, HalfSpaces.of(x, low, high, lower, lower, a))
     whole = 0
     for k in range(300):
         kept = [
@@ -97,6 +106,62 @@ def test_rounding_cuts_nothing_that_exact_arithmetic_keeps(mode: str) -> None:
                 assert float(found[0][k, i]) <= bottom
                 assert float(found[1][k, i]) >= top
     assert whole > 300
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("inputs", [1, 3])
+def test_rounding_keeps_a_point_where_every_plane_is_zero(mode: str, inputs: int) -> None:
+    # Planes through a point of the box, but for the last digit: the point stays, in every round,
+    # and what is claimed of each plane and of each pair holds at it.
+    generator = torch.Generator().manual_seed(inputs)
+    count = 400
+    low = torch.randn(count, inputs, generator=generator).double() * 10
+    high = low + torch.rand(count, inputs, generator=generator).double()
+    x = low + (high - low) / 2
+    point = low + torch.rand(count, inputs, generator=generator).double() * (high - low)
+    ends = torch.rand(count, inputs, generator=generator)
+    point = torch.where(ends < 0.3, low, torch.where(ends > 0.7, high, point))
+    a = torch.randn(count, 3, inputs, generator=generator).double()
+    base = torch.empty(count, 3).double()
+    for k in range(count):
+        d = [Fraction(p) - Fraction(c) for p, c in zip(point[k].tolist(), x[k].tolist())]
+        for m in range(3):
+            value = -sum(Fraction(s) * e for s, e in zip(a[k, m].tolist(), d))
+            near = float(value)
+            base[k, m] = near if Fraction(near) <= value else math.nextafter(near, -math.inf)
+    with rounded(mode):
+        planes = HalfSpaces.of(x, low, high, torch.full_like(base, -math.inf), base, a)
+        bottom, top = planes.clipped(low, high)
+        lower, slopes = planes._paired(low, high, planes._least(low, high))
+    assert ((bottom <= point) & (point <= top)).all()
+    assert (top - bottom < high - low).any()
+    least = torch.where(slopes > 0, low[:, None], high[:, None])
+    for k in range(count):
+        for m in range(slopes.shape[1]):
+            moved = sum(
+                Fraction(s) * (Fraction(p) - Fraction(q))
+                for s, p, q in zip(slopes[k, m].tolist(), point[k].tolist(), least[k, m].tolist())
+            )
+            assert moved <= -Fraction(float(lower[k, m]))
+
+
+def test_two_inequalities_together_exclude_a_box_that_neither_does() -> None:
+    # d0 + d1 <= -0.1 and -d0 - d1 <= -0.1 on a square: only their sum says no.
+    low, high = -torch.ones(1, 2).double(), torch.ones(1, 2).double()
+    a = torch.tensor([[[1.0, 1.0], [-1.0, -1.0]]]).double()
+    base = torch.full((1, 2), 0.1).double()
+    planes = HalfSpaces.of(torch.zeros(1, 2).double(), low, high, base - 2, base, a)
+    bottom, top = planes.clipped(low, high)
+    assert (bottom > top).all()
+
+
+def test_an_overflow_cuts_nothing() -> None:
+    low, high = -torch.ones(1, 2).double(), torch.ones(1, 2).double()
+    a = torch.tensor([[[math.inf, 1.0], [math.nan, -1.0]]]).double()
+    least = torch.full((1, 2), -math.inf).double()
+    planes = HalfSpaces.of(torch.zeros(1, 2).double(), low, high, least, least, a)
+    bottom, top = planes.clipped(low, high)
+    assert torch.equal(bottom, low) and torch.equal(top, high)
 
 
 def exact_cut(

@@ -53,12 +53,14 @@ class _Gradient:
 
 
 def head_rows(graph: Graph, spans: Mapping[int, Span], rows: Tensor) -> Tensor:
-    """Combinations `(m, K)` of the logits as gradients at the last node, for each of the N regions
-    that spans has: `(N, m, *shape)`.
+    """Combinations of the logits as gradients at the last node, for each of the N regions that
+    spans has, `(m, K)` for all or `(N, m, K)`: `(N, m, *shape)`.
     """
     count = len(next(iter(spans.values()))[0]) if spans else 1
-    head = rows.to(graph.device).double().expand(count, len(rows), -1)
-    return head.reshape(count, len(rows), *graph.nodes[-1].shape)
+    if rows.ndim == 2:
+        rows = rows.expand(count, len(rows), -1)
+    head = rows.to(graph.device).double()
+    return head.reshape(*head.shape[:2], *graph.nodes[-1].shape)
 
 
 def centred(graph: Graph, spans: Mapping[int, Span], rows: Tensor, tighten: bool = False) -> Span:

@@ -1,12 +1,12 @@
 """Branch and bound on boxes of inputs: whether linear inequalities of the outputs can hold.
 
 For networks with few inputs the input is split, not neurons: the bounds of all neurons get better
-at once. A clause of inequalities `g_m(x) <= 0` is excluded on a box as soon as one of them is.
-Where none is, the linear bounds `g_m >= base + <a, d>` still cut the box: a point with
-`g_m <= 0` lies in `<a, d> <= -base`, so the box shrinks to what the inequalities of some clause
-leave of it (Clip-and-Verify, Zhou et al. 2025). Then the side with the largest smear is halved: its
-width times the slope of the worst bound and the bound on the Jacobian along it, each relative to
-the largest.
+at once. A clause of inequalities `g_m(x) <= 0` is excluded on a box as soon as one of them is, or
+a combination of two. Where none is, the linear bounds `g_m >= base + <a, d>` still cut the box: a
+point with `g_m <= 0` lies in `<a, d> <= -base`, so the box shrinks to what the inequalities of some
+clause leave of it (Clip-and-Verify, Zhou et al. 2025), again and again. Then one side is halved:
+that along which the inequality that is nearest to excluding the worst clause changes most, by its
+linear bound and by the width of bounds on its gradient.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margins
 from wassail.certificates.relax.jacobian import adjoint
 from wassail.certificates.relax.ranges import boxed
-from wassail.certificates.relax.rows import rounded_up
+from wassail.certificates.relax.rows import Span, rounded_up
 from wassail.certificates.search.frontier import Frontier, Table, TensorRows
+from wassail.certificates.search.products import ProductSweep
 from wassail.rounding import FLOOR, UNIT
 
-WIDTH = 256  # boxes split at once
+WIDTH = 2048  # boxes cut at once
 ROOM = 2_000_000  # values of the nodes of all boxes that are bounded at once
 FLAT = 1e-3  # share of the steepest slope that a side without one is given
 POLISHED = 20  # inputs above which the bounds of open boxes get steps on their slopes
 HALF = 0.5  # of the volume: a box that its inequalities cut to this is bounded again, not halved
-AGAIN = -1  # its axis
+ROUNDS = 3  # of clipping with the same planes
+PAIRED = 512  # numbers of the planes of two inequalities each, of one box, at most
 DEAR = 10**7  # numbers of the Jacobians of all boxes that are bounded at once
 FAR = 1e100  # a slope that is not known to be finite
 
@@ -41,13 +43,15 @@ FAR = 1e100  # a slope that is not known to be finite
 @dataclass(frozen=True, eq=False)
 class Boxes(TensorRows):
     """R boxes: low, high `(R, n)`; bound `(R,)`, how near the worst clause may come to holding,
-    not above 0 for an open box; axis `(R,)`, the side to halve, or `AGAIN`.
+    not above 0 for an open box; axis `(R,)`, the side to halve; again `(R,)`, whether it is bounded
+    once more as it is.
     """
 
     low: Tensor
     high: Tensor
     bound: Tensor
     axis: Tensor
+    again: Tensor
 
 
 class BoxSearch(Frontier[Boxes]):
@@ -81,8 +85,9 @@ class BoxSearch(Frontier[Boxes]):
         self.width = max(1, min(WIDTH, ROOM // size // 2))
         self.roots = [part.clone() for part in (low, high)]
         none = torch.zeros(0, low.shape[1], dtype=torch.float64)
-        axis = torch.zeros(0, dtype=torch.int64)
-        self.open: Table[Boxes] = Table(Boxes(none, none, none[:, 0], axis))
+        self.open: Table[Boxes] = Table(
+            Boxes(none, none, none[:, 0], none[:, 0].long(), none[:, 0].bool())
+        )
 
     def begin(self) -> None:
         """Bound the boxes that it begins with."""
@@ -103,72 +108,73 @@ class BoxSearch(Frontier[Boxes]):
         return self.found is not None or clock.late()
 
     def step(self) -> None:
-        """Halve the boxes with the least bounds."""
+        """Cut the boxes with the least bounds."""
         with self.taken(self.open.first(self.width)) as boxes:
-            low, high = self._halves(boxes)
+            low, high = self._parts(boxes)
             if len(low):
                 self.open.add(self._bounded(low, high))
 
-    def _halves(self, boxes: Boxes) -> tuple[Tensor, Tensor]:
-        """Two children for each box, one for a box that was cut enough; those that are as thin as
+    def _parts(self, boxes: Boxes) -> Span:
+        """Two halves of each box, itself if it was clipped enough; those that are as thin as
         numbers allow are given up.
         """
-        again = boxes.axis == AGAIN
-        alone = boxes.low[again], boxes.high[again]
-        boxes = boxes.take((~again).nonzero()[:, 0])
+        whole, boxes = boxes.take(boxes.again), boxes.take(~boxes.again)
         rows = torch.arange(len(boxes))
-        bottom = boxes.low[rows, boxes.axis]
-        top = boxes.high[rows, boxes.axis]
+        bottom, top = boxes.low[rows, boxes.axis], boxes.high[rows, boxes.axis]
         middle = bottom + (top - bottom) / 2
         thick = (bottom < middle) & (middle < top)
         self.stuck |= not bool(thick.all())
         left, right = boxes.high.clone(), boxes.low.clone()
         left[rows, boxes.axis] = middle
         right[rows, boxes.axis] = middle
-        low = torch.cat([boxes.low[thick], right[thick], alone[0]])
-        return low, torch.cat([left[thick], boxes.high[thick], alone[1]])
+        low = torch.cat([boxes.low[thick], right[thick], whole.low])
+        return low, torch.cat([left[thick], boxes.high[thick], whole.high])
 
     def _bounded(self, low: Tensor, high: Tensor) -> Boxes:
         """What the bounds leave of some boxes; counterexamples among their points are noted."""
         x = low + (high - low) / 2
-        sweep = Sweep(self.graph, box_balls(low, high)).run()
+        sweep = ProductSweep(self.graph, box_balls(low, high)).run()
         label = torch.zeros(len(x), dtype=torch.int64, device=self.graph.device)
-        lower, _, a = (part[:, 1:] for part in margins(sweep, label, self.polish))
+        lower, base, a = (part[:, 1:] for part in margins(sweep, label, self.polish))
         clock.spend(sweep.rows * self.graph.operations)
         self.count += len(x)
+        outputs = sweep.centre[len(self.graph.nodes) - 1]
+        # Inequalities have units of their own: how far the bound is above 0, or below, relative to
+        # its distance from the middle's value. Below -1 the middle satisfies the inequality.
+        gap = (outputs[:, :1] - outputs[:, 1:] - lower).clamp(min=FLOOR[torch.float64])
+        share = (lower / gap).nan_to_num(nan=-math.inf)
         # A clause is as far from holding as its best inequality says.
-        value = torch.where(self.member, lower[:, None], -math.inf).amax(2)
+        value, best = torch.where(self.member, share[:, None], -math.inf).max(2)
         bound, worst = value.min(1)
         rows = torch.arange(len(x))
-        row = torch.where(self.member[worst], lower, -math.inf).argmax(1)
-        slope = a[rows, row]
-        self._look(x, torch.where(slope > 0, low, high), sweep.centre[len(self.graph.nodes) - 1])
-        cut_low, cut_high = self.clipped(low, high, lower, a)
-        left = ~(bound > 0) & (cut_low <= cut_high).all(1)
+        slope = a[rows, best[rows, worst]]
+        self._look(x, torch.where(slope > 0, low, high), outputs)
+        cut_low, cut_high = self.clipped(low, high, HalfSpaces.of(x, low, high, lower, base, a))
+        left = (cut_low <= cut_high).all(1)
         width = high - low
         rest = (cut_high - cut_low) / torch.where(width > 0, width, 1.0)
         shrunk = torch.where(width > 0, rest, 1.0).prod(1)  # of the volume
-        low, high = cut_low[left], cut_high[left]
-        if not len(low):
-            return Boxes(low, high, bound[left], torch.zeros(0, dtype=torch.int64))
-        steep = _share(slope.abs()[left]) + self._steepness(sweep, worst, left.nonzero()[:, 0])
-        axis = ((high - low) * (steep + FLAT)).argmax(1)
-        axis = torch.where(shrunk[left] <= HALF, AGAIN, axis)
-        return Boxes(low, high, bound[left], axis)
+        some = left.nonzero()[:, 0]
+        low, high, bound = cut_low[some], cut_high[some], bound[some]
+        axis = some
+        if len(some):
+            steep = slope.abs()[some] + self._bending(sweep, best[rows, worst], some)
+            steep = steep / steep.amax(1, keepdim=True).clamp(min=FLOOR[torch.float64]) + FLAT
+            axis = ((high - low) * steep).argmax(1)
+        return Boxes(low, high, bound, axis, shrunk[some] <= HALF)
 
-    def _steepness(self, sweep: Sweep, worst: Tensor, boxes: Tensor) -> Tensor | float:
-        """How steep the inequalities of the worst clause of some boxes can be along each input,
-        relative to the steepest, `(R, n)`: bounds on their Jacobian, added up. 0 where that would
-        take more memory than the bounds themselves.
+    def _bending(self, sweep: Sweep, row: Tensor, boxes: Tensor) -> Tensor | float:
+        """By how much the slope of one inequality of each of some boxes can differ along each
+        input, `(R, n)`: the width of bounds on its gradient. 0 where that would take more memory
+        than the bounds themselves.
         """
         widest = max(node.size for node in self.graph.nodes)
-        if len(boxes) * self.graph.outputs * widest > DEAR:
+        if len(boxes) * widest > DEAR:
             return 0.0
         spans = {j: (low[boxes], high[boxes]) for j, (low, high) in sweep.proved().items()}
-        rows = torch.eye(self.graph.outputs, dtype=torch.float64)[1:]
-        low, high = adjoint(self.graph, spans, rows)
-        steep = torch.maximum(-low, high).nan_to_num(posinf=FAR).clamp(max=FAR)
-        return _share((steep * self.member[worst[boxes]][:, :, None]).sum(1))
+        rows = torch.eye(self.graph.outputs, dtype=torch.float64)[1 + row[boxes]]
+        low, high = adjoint(self.graph, spans, rows[:, None])
+        return (high - low)[:, 0].nan_to_num(nan=FAR, posinf=FAR).clamp(max=FAR)
 
     def _look(self, x: Tensor, corner: Tensor, outputs: Tensor) -> None:
         """Whether a clause holds in the middle of a box, or where its bound is least."""
@@ -182,28 +188,109 @@ class BoxSearch(Frontier[Boxes]):
             near = near[excess[near].argsort(stable=True)]
             self.found = self.accept(torch.cat([x, corner])[near])
 
-    def clipped(self, low: Tensor, high: Tensor, lower: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-        """The smallest boxes around what the inequalities of each clause leave, rounded outward:
-        lower `(R, M)` and a `(R, M, n)` for each inequality.
-
-        `base + <a, d> <= 0` with `lower` below the least of the left side gives, side by side,
-        `a_i (d_i - d_i at the least) <= -lower`.
+    def clipped(self, low: Tensor, high: Tensor, planes: HalfSpaces) -> Span:
+        """The smallest boxes around what the inequalities of each clause leave, rounded outward;
+        empty where no clause can hold.
         """
-        size = a.abs()
-        room = (-lower).clamp(min=0)[:, :, None]  # (R, M, 1)
-        reach = torch.where(size > 0, room / torch.where(size > 0, size, 1.0), math.inf)
-        # A reach that matters is at most the side: a quotient and three sums are off by less.
-        slack = (8 * UNIT * (low.abs() + high.abs()) + FLOOR[torch.float64])[:, None]
-        top = torch.where(a > 0, low[:, None] + reach + slack, math.inf)
-        bottom = torch.where(a < 0, high[:, None] - reach - slack, -math.inf)
-        lows, highs = [], []
+        lows, highs = torch.full_like(low, math.inf), torch.full_like(high, -math.inf)
         for member in self.member:
-            own_low = torch.maximum(bottom[:, member].amax(1), low)
-            own_high = torch.minimum(top[:, member].amin(1), high)
-            empty = ((own_low > own_high).any(1) | (lower[:, member] > 0).any(1))[:, None]
-            lows.append(torch.where(empty, math.inf, own_low))
-            highs.append(torch.where(empty, -math.inf, own_high))
-        return torch.stack(lows).amin(0), torch.stack(highs).amax(0)
+            places = member.nonzero()[:, 0]
+            rows = (~(planes.lower[:, places] > 0).any(1)).nonzero()[:, 0]
+            if len(rows):
+                own = planes.take(rows, places)
+                bottom, top = own.clipped(low[rows], high[rows])
+                lows[rows] = torch.minimum(lows[rows], bottom)
+                highs[rows] = torch.maximum(highs[rows], top)
+        return lows, highs
+
+
+@dataclass(frozen=True, eq=False)
+class HalfSpaces:
+    """Linear bounds `g_m(x + d) >= base + <a, d>` of M inequalities on R boxes around x `(R, n)`.
+
+    lower: at least this on all of the box; size: of the numbers that are added up for that; `(R,
+    M)`, a `(R, M, n)`.
+    """
+
+    x: Tensor
+    lower: Tensor
+    base: Tensor
+    a: Tensor
+    size: Tensor
+
+    @classmethod
+    def of(
+        cls, x: Tensor, low: Tensor, high: Tensor, lower: Tensor, base: Tensor, a: Tensor
+    ) -> HalfSpaces:
+        """On all of the boxes."""
+        half = torch.maximum(x - low, high - x)[:, None]
+        return cls(x, lower, base, a, base.abs() + (a.abs() * half).sum(2))
+
+    def take(self, rows: Tensor, places: Tensor) -> HalfSpaces:
+        """Some inequalities of some boxes."""
+        x, parts = self.x[rows], (self.lower, self.base, self.a, self.size)
+        return HalfSpaces(x, *(part[rows][:, places] for part in parts))
+
+    def clipped(self, low: Tensor, high: Tensor) -> Span:
+        """The smallest boxes, inside of these, around the points where all inequalities hold:
+        rounded outward, and (inf, -inf) where there are none.
+
+        `base + <a, d> <= 0`, with `lower` below the least of the left side, gives side by side
+        `a_i (d_i - d_i at the least) <= -lower`. A box that got smaller is looked at again.
+        """
+        # A reach that matters is at most the side: a quotient and three sums are off by less.
+        slack = 8 * UNIT * (low.abs() + high.abs()) + FLOOR[torch.float64]
+        lower = self.lower
+        empty = torch.zeros(len(low), dtype=torch.bool)
+        for again in range(ROUNDS):
+            if again:
+                lower = self._least(low, high)
+            lower, a = self._paired(low, high, lower)
+            size = a.abs()
+            room = (-lower).clamp(min=0)[:, :, None]  # (R, M, 1)
+            reach = torch.where(size > 0, room / torch.where(size > 0, size, 1.0), math.inf)
+            reach = torch.where(reach.isnan(), math.inf, reach)  # after an overflow
+            top = torch.where(a > 0, (low + slack)[:, None] + reach, math.inf).amin(1)
+            bottom = torch.where(a < 0, (high - slack)[:, None] - reach, -math.inf).amax(1)
+            low, high = torch.maximum(bottom, low), torch.minimum(top, high)
+            empty |= (low > high).any(1) | (lower > 0).any(1)
+        none = empty[:, None]
+        return torch.where(none, math.inf, low), torch.where(none, -math.inf, high)
+
+    def _least(self, low: Tensor, high: Tensor) -> Tensor:
+        """The least of every plane on a box inside of its own, rounded down, `(R, M)`."""
+        sides = self.a * (low - self.x)[:, None], self.a * (high - self.x)[:, None]
+        return self.base + torch.minimum(*sides).sum(2) - self._slack * self.size
+
+    @property
+    def _slack(self) -> float:
+        """What rounding takes from the least of a plane or of two, of its size: two products, a
+        sum of n terms, a difference for each.
+        """
+        return 2 * UNIT * (self.a.shape[2] + 16)
+
+    def _paired(self, low: Tensor, high: Tensor, lower: Tensor) -> Span:
+        """The planes, and each with the best one: `(1 - t) g_best + t g_m <= 0` holds as well, and
+        its least is largest where a coefficient changes its sign, or at an end. Least `(R, 2 M)`
+        and coefficients.
+        """
+        count, n = self.a.shape[1:]
+        if count == 1 or count * n * n > PAIRED:
+            return lower, self.a
+        rows = torch.arange(len(lower))
+        best = lower.argmax(1)
+        a, base, size = (part[rows, best][:, None] for part in (self.a, self.base, self.size))
+        apart = a - self.a
+        t = torch.where(apart != 0, a / torch.where(apart != 0, apart, 1.0), 0.0).clamp(0, 1)
+        t = t.nan_to_num()
+        both = (1 - t)[..., None] * a[:, :, None] + t[..., None] * self.a[:, :, None]
+        sides = (both * (side - self.x)[:, None, None] for side in (low, high))
+        least = torch.minimum(*sides).sum(3) + (1 - t) * base[..., None] + t * self.base[..., None]
+        least = least - self._slack * ((1 - t) * size[..., None] + t * self.size[..., None])
+        found, place = least.max(2)
+        place = place[..., None, None].expand(-1, -1, 1, n)
+        joint = both.gather(2, place)[:, :, 0]
+        return torch.cat([lower, found], 1), torch.cat([self.a, joint], 1)
 
 
 def box_balls(low: Tensor, high: Tensor) -> Balls:
@@ -211,9 +298,3 @@ def box_balls(low: Tensor, high: Tensor) -> Balls:
     x = low + (high - low) / 2
     sides = (torch.where(side > 0, rounded_up(side), 0.0) for side in (x - low, high - x))
     return boxed(x, *sides)
-
-
-def _share(values: Tensor) -> Tensor:
-    """Rows of numbers >= 0 relative to their largest."""
-    most = values.amax(1, keepdim=True)
-    return values / torch.where(most > 0, most, 1.0)

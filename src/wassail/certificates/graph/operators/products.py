@@ -101,6 +101,25 @@ class Product(Curve):
             i for i, k in enumerate(b) if k not in out
         )
 
+    def entries(self, *shapes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each single product, `(T,)`: the entries of both factors, and the entry of the output
+        that it is a part of.
+        """
+        sizes = self._sizes(*shapes)
+        every = torch.cartesian_prod(*map(torch.arange, sizes.values()), torch.arange(1))
+        places = dict(zip(sizes, every.reshape(-1, len(sizes) + 1).T))
+        first, second, output = (
+            sum(
+                (
+                    places[k] * math.prod(sizes[m] for m in part[at + 1 :])
+                    for at, k in enumerate(part)
+                ),
+                torch.zeros(len(every), dtype=torch.int64),
+            )
+            for part in self._letters
+        )
+        return first, second, output
+
     def plane(
         self,
         centres: Sequence[Tensor],
