@@ -178,9 +178,8 @@ def cell_programs(tasks: list[Task], norm: float) -> list[Solution | None]:
         size = float(np.linalg.norm(a, dual(norm)))
         if room.min(initial=0.0) >= 0 and size <= nu:
             answers[k] = (np.zeros_like(a), np.zeros(len(room)))
-        elif (
-            norm == 2 and nu > 1e-9 * size
-        ):  # below that the norm has no say, and tau a / nu no digits
+        elif norm == 2 and nu > 1e-9 * size:
+            # Below that the norm has no say, and tau a / nu no digits.
             answers[k] = _euclidean(a, rows, room, nu)
         else:
             linear.append(k)

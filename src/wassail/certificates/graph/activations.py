@@ -164,10 +164,8 @@ class Activation(ABC):
         given = (slope, low, high)
         slope, low, high = torch.broadcast_tensors(*given)  # type: ignore[no-untyped-call]
         side = 1.0 if above else -1.0
-        root, (start, end) = (
-            self._refine(slope, self._where(slope, above)),
-            self._ends(slope, above),
-        )
+        root = self._refine(slope, self._where(slope, above))
+        start, end = self._ends(slope, above)
         first = start.maximum(low).minimum(high)
         last = end.maximum(low).minimum(high)
         v = root.maximum(first).minimum(last)
@@ -218,18 +216,13 @@ class Bent(Activation):
         tangent = self.derivative(m)
         start = self.value(a)
         end = self.value(b)
-        wide = (
-            b - a > 1e-5
-            # below it the tangent in the middle is nearer to the chord's slope than a difference of
-            # values
-        )
+        # Below it the tangent in the middle is nearer to the chord's slope than a difference of
+        # values.
+        wide = b - a > 1e-5
         chord = torch.where(wide, (end - start) / (b - a), tangent)
         up = down = chord
-        for _ in range(
-            4
-            # each step doubles the number of correct digits, also from points that are only roughly
-            # right
-        ):
+        # Each step doubles the number of correct digits, also from points that are roughly right.
+        for _ in range(4):
             t = self._where(up, True).clamp(min=self.bend).minimum(b)
             up = torch.where(t - a > 1e-5, torch.maximum(up, (self.value(t) - start) / (t - a)), up)
             t = self._where(down, False).clamp(max=self.bend).maximum(a)
@@ -325,25 +318,16 @@ class _Gated(Bent):
         bend = zero_of(second, 0.5, 5.0)
         lowest = zero_of(first, 0.0, -bend)
         steepest = float(first(torch.tensor(bend, dtype=torch.float64)))
-        dip = -lowest * float(
-            gate(torch.tensor(lowest, dtype=torch.float64))[0]
-        )  # f(v) - v = f(-v), so the same on both sides
+        # f(v) - v = f(-v), so the same on both sides.
+        dip = -lowest * float(gate(torch.tensor(lowest, dtype=torch.float64))[0])
         grid = torch.linspace(0, 1, KNOTS + 1, dtype=torch.float64)
         left = -bend - 50 * grid**2
         left = left[first(left) < -1e-20]
         middle = bend * (2 * grid - 1)
-        return cls(
-            name,
-            bend,
-            lowest,
-            0.0,
-            1.0,
-            rounded_up(dip),
-            gate,
-            steepest,
-            _Table(_tail_key(first(left), steepest), left),
-            _Table(_centre_key(first(middle), steepest), middle),
-        )
+        tail = _Table(_tail_key(first(left), steepest), left)
+        centre = _Table(_centre_key(first(middle), steepest), middle)
+        limits = (0.0, 1.0, rounded_up(dip))
+        return cls(name, bend, lowest, *limits, gate, steepest, tail, centre)
 
     def value(self, v: Tensor) -> Tensor:
         """`v g(v)`."""
@@ -366,9 +350,8 @@ class _Gated(Bent):
         if not above:
             return self.centre(_centre_key(slope, self.steepest))
         right = slope > 0.5
-        value = torch.where(
-            right, 1 - slope, slope
-        )  # the right tail is the mirror image of the left: f'(v) = 1 - f'(-v)
+        # The right tail is the mirror image of the left: f'(v) = 1 - f'(-v).
+        value = torch.where(right, 1 - slope, slope)
         root = torch.where(value < 0, self.tail(_tail_key(value, self.steepest)), -math.inf)
         return torch.where(right, -root, root)
 
@@ -405,9 +388,8 @@ class _Convex(Activation):
 
     def _ends(self, slope: Tensor, above: bool) -> tuple[Tensor, Tensor]:
         far = slope.new_full((), math.inf)
-        return (
-            far if above else -far
-        ), far  # no concave piece: none is the same as one that ends where it starts
+        # No concave piece: none is the same as one that ends where it starts.
+        return far if above else -far, far
 
     def _where(self, slope: Tensor, above: bool) -> Tensor:
         return self.inverse(slope.clamp(0, 1))
@@ -417,9 +399,8 @@ class _Convex(Activation):
         """The chord above, the tangent in the middle below."""
         within_bounds(low, high)
         tangent = self.derivative((low + high) / 2)
-        wide = (
-            high - low > 1e-5
-        )  # below it a difference of values is farther from the chord's slope than the tangent
+        # Below it a difference of values is farther from the chord's slope than the tangent.
+        wide = high - low > 1e-5
         rise = self.value(high) - self.value(low)
         return torch.where(wide, rise / torch.where(wide, high - low, 1.0), tangent), tangent
 

@@ -22,12 +22,14 @@ from wassail.certificates.graph.graph import (
     Curved,
     Graph,
     Node,
+    Op,
     Relu,
     Smooth,
     sizes_of,
 )
 from wassail.certificates.graph.maps import Linear, Pick, Scale, Sum
 from wassail.certificates.graph.planes import Curve
+from wassail.certificates.graph.restrict import reached
 from wassail.certificates.graph.switched import jump_at
 from wassail.errors import InputError, JumpError
 
@@ -94,8 +96,31 @@ class Builder:
         """The same for a function with a jump, which no other spelling makes continuous."""
         return JumpError(str(self.refuse(f"{what}, which jumps,")))
 
-    def add(self, node: Node, lead: int) -> Index:
-        """Append a node."""
+    def add(
+        self,
+        op: Op,
+        *parts: int,
+        shape: tuple[int, ...] | None = None,
+        calls: tuple[Call, ...] | None = None,
+        lead: int | None = None,
+    ) -> Index:
+        """A node for the operation that is translated.
+
+        Args:
+            op: what it computes.
+            parts: the nodes that it reads.
+            shape: of one sample; default that of the first part.
+            calls: what is executed; default None, not known.
+            lead: of the index; default that of the first part.
+        """
+        first = parts[0]
+        shape = self.nodes[first].shape if shape is None else shape
+        if lead is None:
+            assert isinstance(first, Index)
+            lead = first.lead
+        return self._append(Node(parts, shape, self.place, op, calls), lead)
+
+    def _append(self, node: Node, lead: int) -> Index:
         self.nodes.append(node)
         return Index(len(self.nodes) - 1, lead)
 
@@ -153,8 +178,7 @@ class Builder:
                     return self.affine(folded, bias, start, shape, both, most)
             case _:
                 pass
-        op = Affine(map_, bias, most)
-        return self.add(Node((source,), shape, self.place, op, calls), source.lead)
+        return self.add(Affine(map_, bias, most), source, shape=shape, calls=calls)
 
     def scaled(
         self,
@@ -180,22 +204,16 @@ class Builder:
         if tuple(torch.broadcast_shapes(*sizes)) != before.shape:  # type: ignore[no-untyped-call]
             raise self.refuse("a broadcast against a constant")
         if isinstance(before.op, Affine):
-            own = before.op.bias
             folded = before.op.map.fold_after(factor, before.shape)
+            if folded is None and bias is not None and bool((factor == 1).all()):
+                folded = before.op.map  # a shift only, as of a position embedding
             if folded is not None:
-                moved = None if own is None else own * factor
-                total = bias if moved is None else moved if bias is None else moved + bias
-                if moved is not None:
+                if before.op.bias is not None:
                     most = added_bias(sizes_of(before.op) * factor.abs(), bias, most)
-                op = Affine(folded, total, most)
-                return self.add(replace(before, op=op, calls=calls), source.lead)
-            if bias is not None and bool((factor == 1).all()):
-                # a shift only, as of a position embedding
-                if own is not None:
-                    most = added_bias(sizes_of(before.op), bias, most)
-                    bias = own + bias
-                op = Affine(before.op.map, bias, most)
-                return self.add(replace(before, op=op, calls=calls), source.lead)
+                    moved = before.op.bias * factor
+                    bias = moved if bias is None else moved + bias
+                op = Affine(folded, bias, most)
+                return self._append(replace(before, op=op, calls=calls), source.lead)
         return self.affine(Scale(factor), bias, source, before.shape, (call,), most)
 
     def exactly(self, source: Index, factor: Tensor, bias: Tensor | None) -> Index:
@@ -203,12 +221,8 @@ class Builder:
         constant itself.
         """
         noise = None if bias is None else (bias - bias.to(self.dtype).double()).abs()
-        return self.scaled(
-            source,
-            factor,
-            bias,
-            Call(Scale(factor), None if bias is None else bias.abs(), 0, noise),
-        )
+        call = Call(Scale(factor), None if bias is None else bias.abs(), 0, noise)
+        return self.scaled(source, factor, bias, call)
 
     def relu(self, source: Index, slope: Tensor | float = 0.0) -> Index:
         """`x` where it is positive, else `slope x`.
@@ -221,48 +235,37 @@ class Builder:
         if not ((slope >= 0) & (slope <= 1)).all():
             return self._steep(source, slope)
         exact = bool(((slope == 0) | (slope == 1)).all())
-        calls = (
-            () if exact else (fold_call(Scale(torch.ones_like(slope)), None),)
-        )  # relative to what comes out
-        return self.add(
-            Node((source,), self.nodes[source].shape, self.place, Relu(slope), calls=calls),
-            source.lead,
-        )
+        # Relative to what comes out.
+        calls = () if exact else (fold_call(Scale(torch.ones_like(slope)), None),)
+        return self.add(Relu(slope), source, calls=calls)
 
     def _steep(self, source: Index, slope: Tensor) -> Index:
-        shape = self.nodes[source].shape
-        place = self.place
-        straight = Node((source,), shape, place, Affine(Scale(slope)), calls=())
-        bent = Node((self.relu(source),), shape, place, Affine(Scale(1 - slope)), calls=())
-        parts = (self.add(straight, source.lead), self.add(bent, source.lead))
+        bent = self.relu(source)
+        straight = self.add(Affine(Scale(slope)), source, calls=())
+        bent = self.add(Affine(Scale(1 - slope)), bent, calls=())
         # The model rounds one product; its error is below that of this sum.
-        calls = (Call(Sum(2), None, FEW),)
-        return self.add(Node(parts, shape, place, Affine(Sum(2)), calls=calls), source.lead)
+        return self.add(Affine(Sum(2)), straight, bent, calls=(Call(Sum(2), None, FEW),))
 
     def activation(self, source: Index, name: str, threshold: float = math.inf) -> Index:
         """A smooth activation by its name; threshold: above it the model has the identity."""
         if not self.smooth:
             raise self.refuse(name)
         seen = jump_at(threshold) > torch.finfo(self.dtype).eps * abs(threshold)
-        op = Smooth(name, threshold, seen and threshold < math.inf)
-        return self.add(Node((source,), self.nodes[source].shape, self.place, op), source.lead)
+        return self.add(Smooth(name, threshold, seen and threshold < math.inf), source)
 
     def curve(self, curve: Curve, what: str, *parts: Index, lead: int) -> Index:
         """A curve of one or two nodes."""
         if not self.smooth:
             raise self.refuse(what)
         shape = curve.output(*(self.nodes[p].shape for p in parts))
-        return self.add(Node(tuple(parts), shape, self.place, Curved(curve)), lead)
+        return self.add(Curved(curve), *parts, shape=shape, lead=lead)
 
     def sum(self, parts: Sequence[Index], exact: bool = False) -> Index:
         """exact: it is a part of an operation that is exact in floating point."""
         parts = self.alike(*parts)
         total = Sum(len(parts))
         calls = () if exact else (Call(total, None, len(parts)),)
-        return self.add(
-            Node(tuple(parts), self.nodes[parts[0]].shape, self.place, Affine(total), calls=calls),
-            parts[0].lead,
-        )
+        return self.add(Affine(total), *parts, calls=calls)
 
     def alike(self, *parts: Index) -> list[Index]:
         """All of one shape, as broadcasting would make them."""
@@ -280,12 +283,8 @@ class Builder:
         """A constant tensor as a node: nothing of the input, plus a bias."""
         lead, shape = parted(values.shape)
         nothing = Pick(torch.full((values.numel(),), -1), self.nodes[0].shape, shape)
-        return self.add(
-            Node(
-                (0,), shape, self.place, Affine(nothing, values.double().reshape(shape)), calls=()
-            ),
-            lead,
-        )
+        op = Affine(nothing, values.double().reshape(shape))
+        return self.add(op, 0, shape=shape, calls=(), lead=lead)
 
     def larger(self, a: Index, b: Index) -> Index:
         """`max(a, b) = a + relu(b - a)`."""
@@ -360,7 +359,7 @@ class Builder:
         if same and output == node.shape:
             return Index(source, lead)
         move = Pick(None if same else where, node.shape, output)
-        return self.add(Node((source,), output, self.place, Affine(move), calls=()), lead)
+        return self.add(Affine(move), source, shape=output, calls=(), lead=lead)
 
     def _is_gain(self, node: Node) -> bool:
         """Whether it is the gain of a LayerNorm, which is left in its place."""
@@ -402,16 +401,7 @@ class Builder:
 
     def partial(self, last: int) -> Graph:
         """Only the nodes that one of them depends on, renumbered."""
-        needed = {last}
-        for i in range(last, -1, -1):
-            if i in needed:
-                needed.update(self.nodes[i].inputs)
-        order = sorted(needed)
-        number = {old: new for new, old in enumerate(order)}
-        nodes = tuple(
-            replace(self.nodes[i], inputs=tuple(number[j] for j in self.nodes[i].inputs))
-            for i in order
-        )
+        nodes = reached(self.nodes, last)
         refusal = self.mixed or ("a log-softmax at the end" if self.common else "")
         return Graph(nodes, execution=Execution(self.dtype, refusal=refusal), common=self.common)
 

@@ -116,9 +116,8 @@ class Piecewise:
         P `(m, H, n)`, p `(m, H)`, J `(m, K, n)` (the paper's `J_D`), q `(m, K)`.
         """
         d = torch.where(mask, 1.0, self.slope)
-        full = (
-            torch.cat([self.A, self.c[:, None]], 1).expand(len(mask), -1, -1).clone()
-        )  # the bias rides along as a column
+        # The bias rides along as a column.
+        full = torch.cat([self.A, self.c[:, None]], 1).expand(len(mask), -1, -1).clone()
         for rows in self.blocks()[1:]:
             before = slice(0, rows.start)
             full[:, rows] = full[:, rows] + self.B[rows, before] @ (
@@ -147,15 +146,10 @@ class Piecewise:
         state: int `(H,)`, 1 where active, 0 where inactive, -1 where free. The rest keeps its
         order.
         """
-        a = self.A.clone()
-        b = self.B.clone()
-        c = self.c.clone()
-        big_c = self.C.clone()
-        big_d = self.D.clone()
-        e = self.e.clone()
-        for h in (
-            (state >= 0).nonzero().flatten().tolist()
-        ):  # in topological order: row h is final when its turn comes
+        parts = (self.A, self.B, self.c, self.C, self.D, self.e)
+        a, b, c, big_c, big_d, e = (part.clone() for part in parts)
+        # In topological order: row h is final when its turn comes.
+        for h in (state >= 0).nonzero().flatten().tolist():
             d = 1.0 if state[h] == 1 else float(self.slope[h])
             for rows, square, shift, column in (
                 (a, b, c, b[:, h].clone()),

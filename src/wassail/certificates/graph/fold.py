@@ -15,12 +15,6 @@ from wassail.certificates.graph.graph import Affine, Node
 from wassail.certificates.graph.maps import Linear, Scale
 
 
-def pair_of(value: Any) -> tuple[int, int]:
-    """A number for both axes, or one for each."""
-    values = list(value) if isinstance(value, list | tuple) else [value]
-    return (int(values[0]), int(values[-1]))
-
-
 def several(value: Any, axes: int) -> tuple[int, ...]:
     """A number for all axes, or one for each."""
     values = list(value) if isinstance(value, list | tuple) else [value]
@@ -74,5 +68,5 @@ def window_of(
         return math.prod(full) // math.prod(output)
     if name.startswith("adaptive"):
         return math.prod(-(-n // m) + 1 for n, m in zip(full[-2:], output[-2:]))
-    tall, wide = pair_of(args[0] if args else options["kernel_size"])
+    tall, wide = several(args[0] if args else options["kernel_size"], 2)
     return wide if name.endswith("1d") else tall * wide

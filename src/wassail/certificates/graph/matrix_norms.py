@@ -11,11 +11,9 @@ from wassail.geometry import operator_norm
 from wassail.rounding import UNIT, length
 
 FEW_SIGNS = 14  # the NP-hard norms are enumerated up to here
-UP = (
-    1 + 1e-12
-    # room for the rounding errors of sums and of singular values, which are backward stable to
-    # about n 2^-52
-)
+# Room for the rounding errors of sums and of singular values, which are backward stable to about
+# n 2^-52.
+UP = 1 + 1e-12
 
 
 def matrix_norm(matrix: Tensor, norm_in: float, norm_out: float) -> float:
@@ -28,14 +26,12 @@ def matrix_norm(matrix: Tensor, norm_in: float, norm_out: float) -> float:
     m, n = matrix.shape
     hard = norm_in != 1 and norm_out != math.inf and not norm_in == norm_out == 2
     signs = m if norm_out == 1 and (norm_in == 2 or m <= n) else n
+    up = 1 + (m + n + 16) * 4 * UNIT
     if not hard or signs <= FEW_SIGNS:
-        return float(operator_norm(matrix, norm_in, norm_out)) * (1 + (m + n + 16) * 4 * UNIT)
-    spectral = (
-        float(torch.linalg.matrix_norm(matrix, 2)) * change(n, norm_in, 2) * change(m, 2, norm_out)
-    )
-    return min(positive_norm(matrix.abs(), norm_in, norm_out), spectral) * (
-        1 + (m + n + 16) * 4 * UNIT
-    )
+        return float(operator_norm(matrix, norm_in, norm_out)) * up
+    spectral = float(torch.linalg.matrix_norm(matrix, 2))
+    spectral = spectral * change(n, norm_in, 2) * change(m, 2, norm_out)
+    return min(positive_norm(matrix.abs(), norm_in, norm_out), spectral) * up
 
 
 def positive_norm(matrix: Tensor, norm_in: float, norm_out: float) -> float:

@@ -20,17 +20,9 @@ Span: TypeAlias = "tuple[Tensor, Tensor]"
 
 
 TINY = 1e-290  # what underflow may take from a sum
-
-
 SMALL = 1e-30  # numbers of J below it are set to 0, so that none underflows in float32
-
-
 LARGEST = 1e100  # beyond it squares may overflow: it counts as infinite
-
-
 STEEPEST = 2.0  # largest u of softmax: where others are almost 0 the two terms of its rows cancel
-
-
 # of the spread of J over the box that is taken to remain where the inputs depend on each other
 SHARE = 0.25
 
@@ -268,9 +260,9 @@ def jensen(p: Tensor, rest: Tensor, r: Tensor) -> Tensor:
     """
     x = 2 * r.amax(-1, keepdim=True)
     y = x.clamp(min=0.1)
-    sharp = (y + (-torch.expm1(-y) / y).log() - 1 + y / torch.expm1(y)) * (
-        1 + 2.0**-36
-    )  # 0.00125 at least: cancels little
+    # 0.00125 at least: cancels little.
+    sharp = y + (-torch.expm1(-y) / y).log() - 1 + y / torch.expm1(y)
+    sharp = sharp * (1 + 2.0**-36)
     by_range = torch.where(x > 0.1, sharp, x.square() / 8)
     s = r.clamp(max=500)
     excess = torch.where(
@@ -286,9 +278,8 @@ def chord_of(bottom: Tensor, top: Tensor) -> Tensor:
     or concave piece have.
     """
     sigma = ACTIVATIONS["sigmoid"]
-    wide = (
-        top - bottom > 1e-5
-    )  # below it a difference of values is less accurate than the derivative
+    # Below it a difference of values is less accurate than the derivative.
+    wide = top - bottom > 1e-5
     chord = (sigma.value(top) - sigma.value(bottom)) / torch.where(wide, top - bottom, 1.0)
     return torch.where(wide, chord, sigma.derivative((bottom + top) / 2))
 
@@ -303,14 +294,8 @@ def interval_sum(times: Callable[[Tensor, Tensor], Tensor], a: Span, b: Span, te
     infinite = [(side[0] < -LARGEST) | (side[1] > LARGEST) for side in (a, b)]
     given = [tuple(torch.where(wide, 0.0, v) for v in side) for side, wide in zip((a, b), infinite)]
     (al, ah), (bl, bh) = given
-    alp = al.clamp(min=0)
-    ahp = ah.clamp(min=0)
-    alm = (-al).clamp(min=0)
-    ahm = (-ah).clamp(min=0)
-    blp = bl.clamp(min=0)
-    bhp = bh.clamp(min=0)
-    blm = (-bl).clamp(min=0)
-    bhm = (-bh).clamp(min=0)
+    alp, ahp, blp, bhp = (side.clamp(min=0) for side in (al, ah, bl, bh))
+    alm, ahm, blm, bhm = ((-side).clamp(min=0) for side in (al, ah, bl, bh))
     high = times(ahp, bhp) - times(alp, bhm) + times(alm, blm) - times(ahm, blp)
     low = times(alp, blp) - times(ahp, blm) - times(alm, bhp) + times(ahm, bhm)
     (ma, ra), (mb, rb) = halves_of(al, ah), halves_of(bl, bh)
@@ -321,11 +306,9 @@ def interval_sum(times: Callable[[Tensor, Tensor], Tensor], a: Span, b: Span, te
     high = torch.minimum(high, middle + radius)
     low, high = outward(low, high, size, 4 * terms + 16)
     if low.device != HOST or infinite[0].any() or infinite[1].any():  # a device is not asked
-        present = [
-            (wide | (side[0] != 0) | (side[1] != 0)).double()
-            for side, wide in zip((a, b), infinite)
-        ]
-        hit = times(infinite[0].double(), present[1]) + times(present[0], infinite[1].double()) > 0
+        some = [wide | (side[0] != 0) | (side[1] != 0) for side, wide in zip((a, b), infinite)]
+        first, second = (wide.double() for wide in infinite)
+        hit = times(first, some[1].double()) + times(some[0].double(), second) > 0
         low = torch.where(hit, -math.inf, low)
         high = torch.where(hit, math.inf, high)
     return low, high

@@ -378,7 +378,7 @@ class Reader(Builder):
     def _trim(self, last: int) -> Graph:
         """Only the nodes that the logits depend on, renumbered."""
         graph = self.partial(last)
-        if len(graph.nodes[-1].shape) != 1 or graph.nodes[0].inputs:
+        if len(graph.nodes[-1].shape) != 1:
             raise InputError("the model does not map a batch of samples to logits of shape (N, K).")
         return graph
 

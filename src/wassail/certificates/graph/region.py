@@ -148,10 +148,8 @@ class Region:
             scale = a.abs() @ self.centre.abs() + self.radius * norms
             ball = a @ self.centre + self.radius * norms
             if cut and self._walled:
-                ball = torch.minimum(
-                    ball,
-                    a @ self.centre + self._cut(a.reshape(-1, a.shape[-1])).reshape(ball.shape),
-                )
+                both = self._cut(a.reshape(-1, a.shape[-1])).reshape(ball.shape)
+                ball = torch.minimum(ball, a @ self.centre + both)
             best = torch.minimum(best, ball + 2 * _slack(a) * scale)
         if not self.bounded:
             best = torch.where((a == 0).all(-1), 0.0, best)
@@ -171,10 +169,8 @@ class Region:
         """Which of the points `(m, n)` lie inside, bool `(m,)`."""
         inside = ((x >= self.low - tolerance) & (x <= self.high + tolerance)).all(1)
         if self.radius < math.inf:
-            inside &= (
-                torch.linalg.vector_norm(x - self.centre, self.norm, dim=1)
-                <= self.radius + tolerance
-            )
+            size = torch.linalg.vector_norm(x - self.centre, self.norm, dim=1)
+            inside &= size <= self.radius + tolerance
         return inside
 
     def sample(self, count: int, generator: torch.Generator, spread: float = 1.0) -> Tensor:
@@ -184,24 +180,17 @@ class Region:
         The numbers come from a generator of the CPU, so that all devices get the same.
         """
         low, high = self.box
-        normal = spread * torch.randn(count, len(low), dtype=torch.float64, generator=generator).to(
-            low.device
+        normal, uniform = (
+            draw(count, len(low), dtype=torch.float64, generator=generator).to(low.device)
+            for draw in (torch.randn, torch.rand)
         )
-        uniform = torch.rand(count, len(low), dtype=torch.float64, generator=generator).to(
-            low.device
-        )
-        floor = torch.isfinite(low)
-        ceiling = torch.isfinite(high)
-        inside = (
-            torch.where(floor & ceiling, low, 0.0)
-            + torch.where(floor & ceiling, high - low, 1.0) * uniform
-        )
-        x = torch.where(
-            floor,
-            torch.where(ceiling, inside, low + normal.abs()),
-            torch.where(ceiling, high - normal.abs(), normal),
-        )
-        return self.inside(x)
+        normal = spread * normal
+        floor, ceiling = torch.isfinite(low), torch.isfinite(high)
+        both = floor & ceiling
+        inside = torch.where(both, low, 0.0) + torch.where(both, high - low, 1.0) * uniform
+        above = torch.where(ceiling, inside, low + normal.abs())
+        below = torch.where(ceiling, high - normal.abs(), normal)
+        return self.inside(torch.where(floor, above, below))
 
     def inside(self, x: Tensor) -> Tensor:
         """Points `(m, n)` clamped to the box and then scaled toward the centre until they are
@@ -210,9 +199,8 @@ class Region:
         x = torch.minimum(torch.maximum(x, self.low), self.high)
         if self.radius < math.inf:
             size = torch.linalg.vector_norm(x - self.centre, self.norm, dim=1, keepdim=True)
-            x = self.centre + (x - self.centre) * (
-                self.radius * (1 - 1e-12) / size.clamp(min=1e-300)
-            ).clamp(max=1)
+            share = (self.radius * (1 - 1e-12) / size.clamp(min=1e-300)).clamp(max=1)
+            x = self.centre + (x - self.centre) * share
         return x
 
     def __str__(self) -> str:
@@ -227,9 +215,8 @@ class Region:
 
 def _box(where: Sequence[float | Tensor] | None, n: int) -> tuple[Tensor, Tensor]:
     if where is None:
-        return torch.full((n,), -math.inf, dtype=torch.float64), torch.full(
-            (n,), math.inf, dtype=torch.float64
-        )
+        far = torch.full((n,), math.inf, dtype=torch.float64)
+        return -far, far
     try:
         low, high = (
             torch.as_tensor(v, dtype=torch.float64).detach().cpu().flatten() for v in where
@@ -253,6 +240,5 @@ def _around(centre: Tensor, radius: float, low: Tensor, high: Tensor) -> tuple[T
 
 
 def _slack(a: Tensor) -> float:
-    return (
-        a.shape[-1] + 4
-    ) * UNIT  # the rounding error of an n-term sum, relative to the sum of magnitudes
+    """The rounding error of an n-term sum, relative to the sum of magnitudes."""
+    return (a.shape[-1] + 4) * UNIT

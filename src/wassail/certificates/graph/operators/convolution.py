@@ -215,11 +215,8 @@ class Turned:
             for n, o, s, p, r in zip(m.shape[1:], g.shape[2:], m.stride, m.padding, reach)
         ]
         with plain(g.device):
-            return (
-                F.conv_transpose2d(
-                    g, self.weight, None, m.stride, m.padding, rest, m.groups, m.dilation
-                ),
-            )
+            options = (m.stride, m.padding, rest, m.groups, m.dilation)
+            return (F.conv_transpose2d(g, self.weight, None, *options),)
 
     @property
     def matrix(self) -> None:
@@ -291,21 +288,17 @@ def _spectral(conv: Conv, output: tuple[int, ...]) -> float:
     )
     torus = (output[1] + rows, output[2] + cols)
     best = 0.0
-    for group in torch.split(
-        phases, out // conv.groups
-    ):  # groups do not mix: the norm is the largest of theirs
+    for group in torch.split(phases, out // conv.groups):
+        # Groups do not mix: the norm is the largest of theirs.
         # Real kernels: half of the frequencies are enough. The smaller Gram matrix has the squares
         # of the singular values.
         spectrum = torch.fft.rfft2(group, torus).permute(2, 3, 0, 1).flatten(0, 1)
         spectrum = spectrum if spectrum.shape[1] <= spectrum.shape[2] else spectrum.mT
         top = _largest_eigenvalue(spectrum)
-        lost = (
-            8 * group.numel() ** 2 * FLOOR[torch.float64] if bool(group.any()) else 0.0
-        )  # squares that underflow
-        best = max(
-            best,
-            math.sqrt(top * (1 + 8 * (spectrum.shape[1] + spectrum.shape[2] + 16) * UNIT) + lost),
-        )
+        # Squares that underflow.
+        lost = 8 * group.numel() ** 2 * FLOOR[torch.float64] if bool(group.any()) else 0.0
+        error = 8 * (spectrum.shape[1] + spectrum.shape[2] + 16) * UNIT
+        best = max(best, math.sqrt(top * (1 + error) + lost))
     return best
 
 

@@ -7,66 +7,19 @@ from typing import Any
 import torch
 
 from wassail.certificates.graph.builder import Builder, Index
-from wassail.certificates.graph.graph import Affine, Node
+from wassail.certificates.graph.graph import Affine
 from wassail.certificates.graph.maps import Concat
 from wassail.certificates.graph.operators.registry import spelled
 
-MOVES = (
-    "view",
-    "reshape",
-    "unsafe_view",
-    "flatten",
-    "unflatten",
-    "permute",
-    "transpose",
-    "slice",
-    "select",
-    "squeeze",
-    "unsqueeze",
-    "expand",
-    "pad",
-    "constant_pad_nd",
-    "contiguous",
-    "clone",
-    "alias",
-    "narrow",
-    "flip",
-    "roll",
-    "index_select",
-    "split",
-    "split_with_sizes",
-    "chunk",
-    "unbind",
-    "movedim",
-    "t",
-    "numpy_T",
-    "expand_as",
-    "index",
-    "gather",
-    "take_along_dim",
-    "repeat",
-    "repeat_interleave",
-    "tile",
-    "diagonal",
-    "diag_embed",
-    "rot90",
-    "im2col",
-    "unfold",
-    "tril",
-    "triu",
-    "reflection_pad1d",
-    "reflection_pad2d",
-    "reflection_pad3d",
-    "replication_pad1d",
-    "replication_pad2d",
-    "replication_pad3d",
-    "view_as",
-    "unsafe_split",
-    "unsafe_chunk",
-    "dropout",
-    "feature_dropout",
-    "alpha_dropout",
-)
+_MOVES = """
+view reshape unsafe_view flatten unflatten permute transpose slice select squeeze unsqueeze
+expand pad constant_pad_nd contiguous clone alias narrow flip roll index_select split
+split_with_sizes chunk unbind movedim t numpy_T expand_as index gather take_along_dim repeat
+repeat_interleave tile diagonal diag_embed rot90 im2col unfold tril triu reflection_pad1d
+reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
+view_as unsafe_split unsafe_chunk dropout feature_dropout alpha_dropout
+"""
+MOVES = tuple(_MOVES.split())
 
 SAME = ("detach", "to", "to_copy", "lift_fresh_copy")
 
@@ -113,10 +66,7 @@ def cat(net: Builder, parts: list[Any], dim: int = 0) -> Index:
     sizes = tuple(net.nodes[p].shape[axis] for p in nodes)
     shape = net.nodes[nodes[0]].shape
     shape = (*shape[:axis], sum(sizes), *shape[axis + 1 :])
-    return net.add(
-        Node(tuple(nodes), shape, net.place, Affine(Concat(axis + 1, sizes)), calls=()),
-        nodes[0].lead,
-    )
+    return net.add(Affine(Concat(axis + 1, sizes)), *nodes, shape=shape, calls=())
 
 
 @spelled("stack")
@@ -124,11 +74,8 @@ def stack(net: Builder, parts: list[Any], dim: int = 0) -> Index:
     """A concatenation along a new axis."""
     whole = next(p for p in parts if isinstance(p, Index))
     axis = dim % (len(net.full(whole)) + 1)
-    return cat(
-        net,
-        [
-            net.move(torch.unsqueeze, p, [axis], {}) if isinstance(p, Index) else p.unsqueeze(axis)
-            for p in parts
-        ],
-        axis,
-    )
+    wide = [
+        net.move(torch.unsqueeze, p, [axis], {}) if isinstance(p, Index) else p.unsqueeze(axis)
+        for p in parts
+    ]
+    return cat(net, wide, axis)

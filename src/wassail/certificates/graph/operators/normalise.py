@@ -96,9 +96,8 @@ class Normalise(Curve):
         """
         q = q + self.eps
         top = top + self.eps
-        if (
-            q.device == HOST and not (q > 0).all()
-        ):  # on a device it becomes infinity or NaN, which are no bounds
+        # On a device it becomes infinity or NaN, which are no bounds.
+        if q.device == HOST and not (q > 0).all():
             raise InputError(
                 "a LayerNorm or RMSNorm with eps=0 may divide by 0 here: give it a positive eps, "
                 "or a smaller radius or domain."
@@ -173,17 +172,13 @@ class Normalise(Curve):
         q = z.square().mean(-1, keepdim=True)
         excess = r.square().mean(-1, keepdim=True)
         if length is not None:
-            excess = torch.minimum(
-                excess,
-                (length + UNIT * math.sqrt(n) * (z.abs() + m.abs()).amax(-1, keepdim=True)).square()
-                / n,
-            )
+            rounded = UNIT * math.sqrt(n) * (z.abs() + m.abs()).amax(-1, keepdim=True)
+            excess = torch.minimum(excess, (length + rounded).square() / n)
         least, most = mean_squares(*end_points(c, *span))
         if along is not None:
             start = (z * m).mean(-1, keepdim=True)
-            slack = (
-                (n + 16) * UNIT * (q + excess + (z.abs() * (m.abs() + r)).mean(-1, keepdim=True))
-            )
+            size = q + excess + (z.abs() * (m.abs() + r)).mean(-1, keepdim=True)
+            slack = (n + 16) * UNIT * size
             least = torch.maximum(least, q + 2 * (along[0] - start) - 4 * slack)
             most = torch.minimum(most, q + 2 * (along[1] - start) + excess + 4 * slack)
         return q, excess, self._rates(least, most)
@@ -360,9 +355,8 @@ def rms_norm(
     eps: float | None = None,
 ) -> Index:
     """`gain x / sqrt(mean(x^2) + eps)` over the last axes."""
-    tiny = (
-        torch.finfo(net.dtype).eps if eps is None else eps
-    )  # torch takes that of the type it computes in
+    # Torch takes that of the type it computes in.
+    tiny = torch.finfo(net.dtype).eps if eps is None else eps
     return normalised(net, x, size, None, weight, None, tiny)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from wassail.certificates.graph.builder import Builder, Index, parted
 from wassail.certificates.graph.execution import FEW, Call
 from wassail.certificates.graph.fold import several, window_of
-from wassail.certificates.graph.graph import Affine, Node
+from wassail.certificates.graph.graph import Affine
 from wassail.certificates.graph.maps import Linear, Pick
 from wassail.certificates.graph.operators.registry import spelled
 
@@ -77,7 +77,7 @@ def average(net: Builder, x: Index, *args: Any, **options: Any) -> Index:
     whole = Average(function, shape)
     count = window_of(net.name, full, output, list(args), options)
     calls = (Call(whole, None, FEW + count),)
-    mean = net.add(Node((x,), inner, net.place, Affine(whole), calls=calls), lead)
+    mean = net.add(Affine(whole), x, shape=inner, calls=calls, lead=lead)
     return mean if sign > 0 else net.negative(mean)
 
 
@@ -159,9 +159,7 @@ def largest(net: Builder, x: Index, sides: list[Tensor], output: tuple[int, ...]
     known = stacked.gather(0, (~outside).int().argmax(0, keepdim=True))  # some entry that is inside
     filled = torch.where(outside, known, stacked)
     picked = [Pick(s.flatten(), shape, output) for s in filled]
-    parts = [
-        net.add(Node((x,), output, net.place, Affine(pick), calls=()), x.lead) for pick in picked
-    ]
+    parts = [net.add(Affine(pick), x, shape=output, calls=()) for pick in picked]
     if outside.any():
         # One after the other, so that a stand-in, which cannot win, can be left out of its race.
         best = parts[0]

@@ -143,15 +143,12 @@ class Product(Curve):
         size = self.value(*(c.abs() for c in centres)) + self.value(*(m.abs() for m in middle))
         reach = [torch.maximum(-low, high) for low, high in spans]
         ones = [torch.full_like(v, SMALL) for v in reach]
-        lost = self.value(ones[0], reach[1]) + self.value(
-            reach[0], ones[1]
-        )  # what `flushed` drops, and more
+        # What `flushed` drops, and more.
+        lost = self.value(ones[0], reach[1]) + self.value(reach[0], ones[1])
         rest = self.value(*radius)
         if lengths:
-            rest = torch.minimum(
-                rest,
-                self.value(*(v.expand_as(c) / math.sqrt(terms) for v, c in zip(lengths, centres))),
-            )
+            each = (v.expand_as(c) / math.sqrt(terms) for v, c in zip(lengths, centres))
+            rest = torch.minimum(rest, self.value(*each))
         far = rest + UNIT * ((terms + 4) * size + plane.reach(*reach)) + lost
         return replace(plane, off=-self.value(*middle), far=far * (1 + (terms + 8) * UNIT) + TINY)
 

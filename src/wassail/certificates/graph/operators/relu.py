@@ -53,9 +53,8 @@ def clamp(net: Builder, x: Index, min: Any = None, max: Any = None) -> Index:
     if min is not None and not (isinstance(min, float) and min == -math.inf):
         low = torch.as_tensor(min, dtype=torch.float64)
         x = net.exactly(net.relu(net.exactly(x, one, -low)), one, low)
-    if max is not None and not (
-        isinstance(max, float) and max == math.inf
-    ):  # min(x, high) = high - relu(high - x)
+    if max is not None and not (isinstance(max, float) and max == math.inf):
+        # min(x, high) = high - relu(high - x)
         high = torch.as_tensor(max, dtype=torch.float64)
         x = net.exactly(net.relu(net.exactly(x, -one, high)), -one, high)
     return x

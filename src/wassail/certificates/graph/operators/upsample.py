@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.graph.builder import Builder, Index
-from wassail.certificates.graph.graph import Affine, Node
+from wassail.certificates.graph.graph import Affine
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.operators.registry import spelled
 
@@ -60,6 +60,6 @@ def _along(net: Builder, x: Index, axis: int, weight: Tensor) -> Index:
     """A matrix `(out, in)` over one axis."""
     turned = net.move(torch.movedim, x, [axis, -1], {})
     shape = (*net.nodes[turned].shape[:-1], len(weight))
-    node = Node((turned,), shape, net.place, Affine(Matrix(weight)))
-    moved: Index = net.move(torch.movedim, net.add(node, x.lead), [-1, axis], {})
+    found = net.add(Affine(Matrix(weight)), turned, shape=shape, lead=x.lead)
+    moved: Index = net.move(torch.movedim, found, [-1, axis], {})
     return moved
