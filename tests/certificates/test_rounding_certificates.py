@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from support.cells import infinity_by_cells
 from support.exact import perceptron, scattered, uniform
 from support.rounding import MODES, long, rounded, serial
 from wassail.certificates import clock
@@ -497,7 +498,7 @@ def test_the_slope_at_infinity_of_a_linear_network(norm: float, mode: str) -> No
     gap = np.abs(long(weight)[1] - long(weight)[0])
     truth = gap.max() if norm == 1 else gap.sum() if norm == INF else np.sqrt((gap**2).sum())
     with rounded(mode):
-        both = infinity.infinity(network, norm, [0]), infinity.infinity_by_cells(network, norm, [0])
+        both = infinity.infinity(network, norm, [0]), infinity_by_cells(network, norm, [0])
     for found in both:
         assert np.longdouble(found.lower) <= truth * (1 + np.longdouble(2) ** -60)
         assert np.longdouble(found.upper) >= truth * (1 - np.longdouble(2) ** -60)

@@ -434,11 +434,6 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "self.slack",
     ): "when a proof may stop: its bound counts whatever it is",
     ("exact/constants.py", "walk", "1e-12"): STEERS,
-    (
-        "exact/constants.py",
-        "inside",
-        "1e-15",
-    ): "moves points inside; `contains` decides which of them count",
     ("search/shallow.py", "ShallowSearch.__init__", "1e-300"): STEERS,
     ("search/shallow.py", "ShallowSearch._bounded", "1e-12"): STEERS,
     (

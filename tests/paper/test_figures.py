@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from wassail.certificates.exact.infinity import infinity_by_cells
+from support.cells import infinity_by_cells
 from wassail.certificates.graph.dense import Piecewise
 from wassail.cli.parser import main
 from wassail.errors import InputError

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from conftest import ZOO
+from support.cells import infinity_by_cells
 from wassail.certificates.exact import cones
 from wassail.certificates.exact.cells import enumerate_cells
 from wassail.certificates.exact.cones import ConeSearch, Rounding
-from wassail.certificates.exact.infinity import infinity, infinity_at, infinity_by_cells, tightness
+from wassail.certificates.exact.infinity import infinity, infinity_at, tightness
 from wassail.certificates.exact.programs import support
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region

@@ -35,12 +35,7 @@ Forms: TypeAlias = Callable[[NDArray[np.bool_]], tuple[Array, Array]]
 TIED = 1e-9  # relative: values of a neuron that are 0 but for rounding
 THIN = 1e-9  # the smallest inner radius that counts as an interior
 # how far from its walls a cell's point should lie, if there is room
-MARGINS = (
-    1.0,
-    1e-2,
-    1e-4,
-    1e-6,
-)
+MARGINS = (1.0, 1e-2, 1e-4, 1e-6)
 # relative to the magnitudes that make up a value: nearer to 0 than this its sign is not known
 ROUNDING = 64 * UNIT
 UNSURE = np.empty(0)  # in place of a point: neither found nor proved not to exist

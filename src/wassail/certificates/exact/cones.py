@@ -87,16 +87,8 @@ class Rounding:
         )
         zero = torch.zeros_like
         s = dual(norm)
-        size = Piecewise(
-            a,
-            b,
-            zero(network.c),
-            c,
-            d,
-            zero(network.e),
-            torch.ones_like(network.slope),
-            network.layer,
-        )
+        ones = torch.ones_like(network.slope)
+        size = Piecewise(a, b, zero(network.c), c, d, zero(network.e), ones, network.layer)
         # one long sum a layer
         relative = (len(network.blocks()) + 2) * (network.neurons + network.inputs + 8) * UNIT
         paths = torch.linalg.inv(torch.eye(network.neurons, dtype=torch.float64) - b)
@@ -166,9 +158,8 @@ class ConeSearch(Frontier[list[_Node]]):
         self.pair = self.pairs[0]
         # the largest upper bound among the nodes that are done; before the roots are bounded, a
         # bound on everything
-        self.ceiling = float(
-            (vector_norm(self.rounding.ends, dual(norm)) + self.rounding.output).max()
-        )
+        most = vector_norm(self.rounding.ends, dual(norm)) + self.rounding.output
+        self.ceiling = float(most.max())
         self.closed = self.ceiling
         self.open: Heap[_Node] = Heap()
         self.count = 0
@@ -192,19 +183,10 @@ class ConeSearch(Frontier[list[_Node]]):
         top = self.open.loosest if len(self.open) else 0.0
         upper = max(self.closed, top, self.lower)
         info = {"norm": self.norm, "label": self.pair[0], "rival": self.pair[1]}
-        info |= {
-            "nodes": self.count,
-            "seconds": time.monotonic() - start,
-            "cut": cut,
-            "seed": self.generator.initial_seed(),
-        }
-        return Bound(
-            self.lower,
-            upper,
-            "ascent and relaxation" if nodes == 0 else "branch",
-            self.witness,
-            info,
-        )
+        info |= {"nodes": self.count, "seconds": time.monotonic() - start, "cut": cut}
+        info |= {"seed": self.generator.initial_seed()}
+        method = "ascent and relaxation" if nodes == 0 else "branch"
+        return Bound(self.lower, upper, method, self.witness, info)
 
     def begun(self) -> None:
         """One root for each pair."""
@@ -280,9 +262,8 @@ class ConeSearch(Frontier[list[_Node]]):
                     value = torch.where(better, new, value)
         self.offer(u)
         # many starts end in the same place
-        different = np.unique(
-            (value / max(self.ceiling, 1e-300)).numpy().round(9), return_index=True
-        )[1]
+        rounded = (value / max(self.ceiling, 1e-300)).numpy().round(9)
+        different = np.unique(rounded, return_index=True)[1]
         for index in different[-POLISHED:].tolist():
             clock.check()
             self.polish(u[index], int(output[index]))
@@ -403,15 +384,11 @@ class ConeSearch(Frontier[list[_Node]]):
                 beta.clamp_(min=0)
             lower_line = torch.where(free, alpha, line)
             a, c, _ = self.pulled(output, (chord, lower_line), side * unit * beta)
-            value = torch.linalg.vector_norm(a, dual(self.norm), dim=-1) + (
-                c.clamp(min=0) * offset
-            ).sum(-1)
+            raised = (c.clamp(min=0) * offset).sum(-1)
+            value = torch.linalg.vector_norm(a, dual(self.norm), dim=-1) + raised
             with torch.no_grad():
-                sound = (
-                    value
-                    + rounding.output[output]
-                    + (side.abs() * unit * beta) @ rounding.preactivation
-                )
+                pushed = (side.abs() * unit * beta) @ rounding.preactivation
+                sound = value + rounding.output[output] + pushed
                 below = torch.maximum((1 - alpha) * high, (slope - alpha) * low)
                 loss = torch.where(free, c.clamp(min=0) * offset - c.clamp(max=0) * below, 0.0)
                 ascent.keep(-sound, (alpha, unit * beta, loss))
@@ -454,13 +431,10 @@ class ConeSearch(Frontier[list[_Node]]):
         u, y = support(g.numpy(), (rows[used] / length[used, None]).numpy(), self.norm)
         self.offer(torch.from_numpy(u)[None])
         weight = torch.from_numpy(y) / length[used]
-        value = (
-            torch.linalg.vector_norm(g - rows[used].T @ weight, dual(self.norm))
-            + self.rounding.output[output]
-        )
-        value += (
-            gaps.D[output].abs() @ spread + weight @ (wrong + self.rounding.preactivation)[used]
-        )
+        value = torch.linalg.vector_norm(g - rows[used].T @ weight, dual(self.norm))
+        value = value + self.rounding.output[output]
+        off = (wrong + self.rounding.preactivation)[used]
+        value = value + (gaps.D[output].abs() @ spread + weight @ off)
         return min(float(value), upper), int(first_largest(error)) if lost.any() else -1
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -163,6 +163,20 @@ class _Node:
     mask: np.ndarray | None = None  # of a real point in it, if one is known
 
 
+def _nodes(
+    parents: list[_Node],
+    states: Iterable[np.ndarray],
+    bounds: np.ndarray,
+    multipliers: tuple[Tensor, Tensor, Tensor | None],
+    pick: Tensor,
+) -> list[_Node]:
+    """Nodes for the members of their parents, a row each; multipliers: w, t and omega."""
+    w, t, omega = multipliers
+    stretches = [None] * len(parents) if omega is None else brief(omega)
+    parts = zip(parents, states, bounds.tolist(), brief(w), brief(t), stretches, pick.tolist())
+    return [_Node(state, parent.member, *rest) for parent, state, *rest in parts]
+
+
 @dataclass(frozen=True, eq=False)
 class _Found:
     """What a search knows besides its open nodes.
@@ -254,9 +268,8 @@ class _Search(SharedFrontier[list[_Node], _Found]):
         roots: list[_Node] = []
         for begin in range(0, self.how.members, 8 * CHUNK):
             member = torch.arange(begin, min(begin + 8 * CHUNK, self.how.members))
-            bounds = self.entries(
-                path_entries(self.how.pick(self.root.repeat(len(member)), member), self.network)
-            )
+            part = self.how.pick(self.root.repeat(len(member)), member)
+            bounds = self.entries(path_entries(part, self.network))
             for i, bound in zip(member.tolist(), bounds.tolist()):
                 roots.append(_Node(state[0].numpy(), i, bound, pick=free[0] if free else -1))
         closed = [self.closed(node) for node in roots]
@@ -282,33 +295,21 @@ class _Search(SharedFrontier[list[_Node], _Found]):
         part = self.how.pick(self.root.repeat(count), member)
         index = free.expand(count, -1)
         sizes = path_entries(part, self.network)[:, 0]
-        omega = (
-            sizes / sizes.sum(1, keepdim=True) + 1e-3 / self.network.inputs
-            if self.how.stretch
-            else None
-        )
+        omega = None
+        if self.how.stretch:
+            omega = sizes / sizes.sum(1, keepdim=True) + 1e-3 / self.network.inputs
         w, t = start(self.form(part, index, omega), self.network.layer[free], self.how)
         bounds = np.array([node.bound for node in fresh])
-        for gap in (
-            (1.0, 0.3, 0.1, 0.03, GAP, GAP, GAP) if self.how.stretch else (1.0, 0.3, 0.1, 0.03, GAP)
-        ):
+        for gap in (1.0, 0.3, 0.1, 0.03, *[GAP] * (3 if self.how.stretch else 1)):
             clock.spend(count * 10 * (self.network.neurons + self.how.weights) ** 3)
             proved, w, t, score, omega = self.tighten(part, index, w, t, omega, 10, gap)
             bounds = np.minimum(bounds, self.norm(proved))
             if clock.late():
                 break
-        full = np.ones((count, self.network.neurons), dtype=np.float32)
-        full[:, free.numpy()] = brief(t)
-        picks = free[first_largest(score)].tolist()
-        small = brief(w)
-        nodes = []
-        for i, node in enumerate(fresh):
-            stretch = None if omega is None else brief(omega[i])
-            bound = float(bounds[i])
-            nodes.append(
-                _Node(node.state, node.member, bound, small[i], full[i], stretch, picks[i])
-            )
-        return nodes
+        full = torch.ones(count, self.network.neurons, dtype=torch.float64)
+        full[:, free] = t
+        states = [node.state for node in fresh]
+        return _nodes(fresh, states, bounds, (w, full, omega), free[first_largest(score)])
 
     def form(self, part: Reduced, index: Tensor, omega: Tensor | None) -> Form:
         """The forms of members over the neurons `index` `(m, F)`, stretched by omega `(m, n)`
@@ -456,24 +457,7 @@ class _Search(SharedFrontier[list[_Node], _Found]):
             if loose.any():
                 flow = influence(part, self.network, sizes).masked_fill(~free, -math.inf)
                 pick = torch.where(loose, first_largest(flow), pick)
-        small_w = brief(w)
-        small_t = brief(t)
-        states = state.numpy()
-        nodes = []
-        for i, parent in enumerate(parents):
-            stretch = None if omega is None else brief(omega[i])
-            nodes.append(
-                _Node(
-                    states[i],
-                    parent.member,
-                    float(bounds[i]),
-                    small_w[i],
-                    small_t[i],
-                    stretch,
-                    int(pick[i]),
-                )
-            )
-        return nodes
+        return _nodes(parents, state.numpy(), bounds, (w, t, omega), pick)
 
     def settle(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Fix the neurons that cannot change sides: states int8 `(m, H)`, which are possible
@@ -485,9 +469,9 @@ class _Search(SharedFrontier[list[_Node], _Found]):
             reduced = reduce(self.network, state)
             low, high = preactivations(reduced, self.network, self.region)
             possible &= ~(((state == 1) & (high < 0)) | ((state == 0) & (low > 0))).any(1)
-            new = torch.where(
-                (state < 0) & (high <= 0), 0, torch.where((state < 0) & (low >= 0), 1, state)
-            ).to(torch.int8)
+            free = state < 0
+            new = torch.where(free & (low >= 0), 1, state)
+            new = torch.where(free & (high <= 0), 0, new).to(torch.int8)
             if (new == state).all():
                 return state, possible, low, high
             state = new
@@ -515,16 +499,17 @@ class _Search(SharedFrontier[list[_Node], _Found]):
                     continue
                 if y is not None:
                     found.append(node)
-                    points.append(
-                        self.region.centre + self.scale * torch.from_numpy(y[: self.network.inputs])
-                    )
+                    points.append(self.point(y))
             kept.append(node)
-        for node, mask in zip(
-            found, self.visit(self.inside(torch.stack(points))) if points else ()
-        ):
+        masks = self.visit(self.region.inside(torch.stack(points))) if points else ()
+        for node, mask in zip(found, masks):
             if mask is not None and (mask == node.state)[node.state >= 0].all():
                 node.mask = mask
         return kept
+
+    def point(self, y: np.ndarray) -> Tensor:
+        """The input at a point of a polytope."""
+        return self.region.centre + self.scale * torch.from_numpy(y[: self.network.inputs])
 
     def visit(self, points: Tensor) -> list[np.ndarray | None]:
         """Norms at real points `(m, n)` raise lower. Their masks, int8; None where the point is
@@ -539,9 +524,8 @@ class _Search(SharedFrontier[list[_Node], _Found]):
             if float(values[best]) > self.lower or self.witness is None:
                 self.lower = max(self.lower, float(values[best]))
                 self.witness = points[inside][best].clone()
-        return [
-            m if good else None for m, good in zip(mask.to(torch.int8).numpy(), inside.tolist())
-        ]
+        rows = mask.to(torch.int8).numpy()
+        return [row if good else None for row, good in zip(rows, inside.tolist())]
 
     def norms(self, masks: Tensor) -> Tensor:
         """`|J|` of masks `(m, H)`: `(m,)`."""
@@ -556,12 +540,10 @@ class _Search(SharedFrontier[list[_Node], _Found]):
 
     def explore(self) -> None:
         """The first incumbent: random points at several scales, then a walk from the best."""
-        spreads = (
-            (1.0,) if self.region.bounded else tuple(self.scale * 10.0**k for k in (-1, 0, 1, 2, 4))
-        )
-        points = self.inside(
-            torch.cat([self.region.sample(SAMPLES, self.generator, spread) for spread in spreads])
-        )
+        spreads = [1.0]
+        if not self.region.bounded:
+            spreads = [self.scale * 10.0**k for k in (-1, 0, 1, 2, 4)]
+        points = torch.cat([self.region.sample(SAMPLES, self.generator, v) for v in spreads])
         masks, first = np.unique(self.network.mask(points).numpy(), axis=0, return_index=True)
         try:
             values = self.norms(torch.from_numpy(masks))
@@ -599,20 +581,7 @@ class _Search(SharedFrontier[list[_Node], _Found]):
         size = rows.square().sum(2)
         step = torch.where(size > 0, v / size.clamp(min=1e-300), 0.0)[..., None] * rows
         here = points[:, None]
-        return self.inside(torch.cat([here, here - (1 + 1e-3) * step, here - 2 * step], 1))
-
-    def inside(self, points: Tensor) -> Tensor:
-        """Points `(..., n)` moved into the region: clipped to its box, then shrunk into its
-        ball.
-        """
-        points = torch.minimum(torch.maximum(points, self.region.low), self.region.high)
-        if self.region.radius < math.inf:
-            away = points - self.region.centre
-            length = torch.linalg.vector_norm(away, self.region.norm, dim=-1, keepdim=True)
-            points = self.region.centre + away * (
-                self.region.radius * (1 - 1e-15) / length.clamp(min=1e-300)
-            ).clamp(max=1)
-        return points
+        return self.region.inside(torch.cat([here, here - (1 + 1e-3) * step, here - 2 * step], 1))
 
     def centre(self) -> None:
         """Move the witness as far inside its cell as a linear program can."""
@@ -625,15 +594,10 @@ class _Search(SharedFrontier[list[_Node], _Found]):
         )
         y = None if polytope is None else widest_point(polytope)[0]
         if y is not None:
-            point = self.inside(
-                self.region.centre + self.scale * torch.from_numpy(y[: self.network.inputs])
-            )[None]
+            point = self.region.inside(self.point(y))[None]
             v = self.network.preactivations(point)
-            if (
-                ((v > 0) == mask).all()
-                and self.region.contains(point).all()
-                and strict(self.network, point, v).all()
-            ):
+            same = ((v > 0) == mask).all() and self.region.contains(point).all()
+            if same and strict(self.network, point, v).all():
                 self.witness = point[0]
 
     # ---- Handed out to workers

@@ -124,16 +124,8 @@ class Relaxed:
         side = torch.where(high <= 0, 0, torch.where(low >= 0, 1, -1))
         alpha = torch.where(steep_below(low, high), 1.0, self.slope)
         zero = torch.zeros(m, dtype=torch.float64)
-        return Nodes(
-            torch.arange(m),
-            side,
-            low,
-            high,
-            alpha,
-            torch.zeros_like(low),
-            zero,
-            torch.zeros(m, 0).long(),
-        )
+        none = torch.zeros(m, 0, dtype=torch.int64)
+        return Nodes(torch.arange(m), side, low, high, alpha, torch.zeros_like(low), zero, none)
 
     def lines(self, nodes: Nodes) -> Triangle:
         """The lines of each neuron on each node, `(m, H)` each."""
@@ -227,27 +219,21 @@ class Relaxed:
             price = torch.where(step > 0, size, math.inf).amin(1, keepdim=True)
             p = torch.minimum(size, price)
         elif self.norm == 2:
-            pace = torch.where(size > 0, step / torch.where(size > 0, size, 1.0), 0.0).amax(
-                1, keepdim=True
-            )
-            p = torch.minimum(
-                size, torch.where(pace > 0, step / torch.where(pace > 0, pace, 1.0), size)
-            )
+            pace = torch.where(size > 0, step / torch.where(size > 0, size, 1.0), 0.0)
+            pace = pace.amax(1, keepdim=True)
+            near = torch.where(pace > 0, step / torch.where(pace > 0, pace, 1.0), size)
+            p = torch.minimum(size, near)
         else:
             p = torch.where(step >= step.amax(1, keepdim=True) * (1 - 1e-12), size, 0.0)
         room = torch.where(line.a > 0, self.below, self.above)
         best = torch.zeros_like(gap)
         # nothing left to Hoelder: the walls alone keep it away
-        for part in (
-            p,
-            torch.zeros_like(p),
-        ):
+        for part in (p, torch.zeros_like(p)):
             rest = gap - (room * (size - part)).sum(1)
             length = rounding.length(part, dual(self.norm), 1)
             far = torch.where(length > 0, rest / torch.where(length > 0, length, 1.0), math.inf)
-            best = torch.maximum(
-                best, torch.where(rest > 0, far * (1 - (size.shape[1] + 8) * UNIT), 0.0)
-            )
+            far = far * (1 - (size.shape[1] + 8) * UNIT)
+            best = torch.maximum(best, torch.where(rest > 0, far, 0.0))
         return best
 
 

@@ -16,7 +16,7 @@ one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -61,23 +61,6 @@ def infinity(
     norm = parse_norm(norm)
     with clock.limited(time_limit):
         return ConeSearch(network, norm, labels, seed).run(nodes)
-
-
-def infinity_by_cells(network: Piecewise, norm: float, labels: Sequence[int]) -> Bound:
-    """The same number as the paper defines it: the steepest gap over the recession cones of all
-    cells, biases included.
-
-    `max over D, k, j of sup { (e_j - e_k)^T J_D u : u in rec(C_D), ||u||_r <= 1 }`: an independent
-    check, for small networks. The upper side holds if the list of cells is complete (info says
-    whether); `infinity` does not depend on such a list.
-    """
-    norm = parse_norm(norm)
-    pairs = pairs_of(network, labels)
-    cells = enumerate_cells(network, Region.make(None, network.inputs))
-    bound = _over_cones(
-        network, norm, [(mask, pair) for mask in cells.masks for pair in pairs], "cells"
-    )
-    return replace(bound, info={**bound.info, "complete": cells.complete})
 
 
 def infinity_at(network: Piecewise, x: Tensor, y: Tensor, norm: float) -> Bound:

@@ -267,9 +267,8 @@ class _Search:
                 "check it."
             )
         # A radius is never both proved and reached.
-        self.lower = (
-            min(self.lower, self.upper * (1 - 4 * UNIT)) if self.upper < math.inf else self.lower
-        )
+        if self.upper < math.inf:
+            self.lower = min(self.lower, self.upper * (1 - 4 * UNIT))
 
     def close(self, radius: float, far: float, limit: float) -> float | None:
         """Ball after ball; the radius of one that is not closed, a flip in it or no more time,
@@ -296,12 +295,15 @@ class _Search:
             radius /= 2
             if self.lower >= radius or self.decided:
                 return
-            net = Relaxed(
-                self.graph, self.x.reshape(self.shape), self.y, radius, self.norm, self.domain
-            )
+            net = self.relaxed(radius)
             line = net.line(self.ascend(net, net.roots(), radius))
             # `reach` is rounded down
             self.lower = max(self.lower, min(float(net.reach(line).min()), radius))
+
+    def relaxed(self, radius: float) -> Relaxed:
+        """The network in a ball."""
+        x = self.x.reshape(self.shape)
+        return Relaxed(self.graph, x, self.y, radius, self.norm, self.domain)
 
     @property
     def farthest(self) -> float:
@@ -363,9 +365,7 @@ class _Search:
         Returns True when a much nearer flip was found instead: a smaller ball leaves fewer neurons
         unstable.
         """
-        net = Relaxed(
-            self.graph, self.x.reshape(self.shape), self.y, radius, self.norm, self.domain
-        )
+        net = self.relaxed(radius)
         roots = net.roots()
         start = torch.full_like(roots.bound, min(self.lower, radius))
         ball = _Ball(self, net, radius)
@@ -378,9 +378,8 @@ class _Search:
         """All sides of the neurons that each node is split on: one, or more while there are few
         nodes.
         """
-        depth = min(
-            nodes.pick.shape[1], max(1, int(math.log2(min(TOGETHER, 2 * net.batch) / len(nodes))))
-        )
+        room = int(math.log2(min(TOGETHER, 2 * net.batch) / len(nodes)))
+        depth = min(nodes.pick.shape[1], max(1, room))
         for k in range(depth):
             twice = nodes.take(torch.arange(2 * len(nodes)) // 2)
             rows = torch.arange(len(twice))
@@ -409,12 +408,8 @@ class _Search:
         self.chase(points[near], nodes.rival[near], 2)
         cut = min(radius, self.upper) * (1 - self.tolerance / 2)
         unstable = (nodes.side < 0).sum(1)
-        for i in (
-            ((bound < cut) & ((bound > NEAR * cut) | (unstable <= SOLVED_UP_TO_UNSTABLE)))
-            .nonzero()
-            .flatten()
-            .tolist()
-        ):
+        worth = (bound > NEAR * cut) | (unstable <= SOLVED_UP_TO_UNSTABLE)
+        for i in ((bound < cut) & worth).nonzero().flatten().tolist():
             if self.late:
                 break
             nodes = self.solved(net, nodes, i, radius)
@@ -435,20 +430,15 @@ class _Search:
             points = self.lowest(line, reach)
             value = (line.a * points).sum(1) + line.b
             better = value > best[rows]
-            alpha[rows[better]], beta[rows[better]], best[rows[better]] = (
-                nodes.alpha[better],
-                nodes.beta[better],
-                value[better],
-            )
+            now = rows[better]
+            alpha[now], beta[now] = nodes.alpha[better], nodes.beta[better]
+            best[now] = value[better]
             going = value <= 0
             if step == ASCENT or not going.any():
                 break
             if not going.all():
-                rows = rows[going]
-                nodes = nodes.take(going)
-                points = points[going]
-                value = value[going]
-                line = line.take(going)
+                rows, points, value = rows[going], points[going], value[going]
+                nodes, line = nodes.take(going), line.take(going)
             nodes = self.moved(net, nodes, line, points, value, 0.95**step)
         return replace(start, alpha=alpha, beta=beta)
 
@@ -506,9 +496,8 @@ class _Search:
             return nodes
         self.offer(self.x + (answer.point - self.x) * PUSH[:, None])
         better = replace(one, alpha=answer.alpha[None], beta=answer.beta[None])
-        proved = float(
-            net.reach(net.line(better, torch.full((1, 1), answer.weight, dtype=torch.float64)))
-        )
+        weight = torch.full((1, 1), answer.weight, dtype=torch.float64)
+        proved = float(net.reach(net.line(better, weight)))
         bound = nodes.bound.clone()
         pick = nodes.pick.clone()
         bound[i] = max(float(bound[i]), min(proved, radius))

@@ -150,22 +150,34 @@ def support(g: Array, cone: Array, norm: float) -> tuple[Array, Array]:
     r = 2: `||P_K(g)||`, the projection onto the cone, by non-negative least squares (Moreau); r =
     1, inf: a linear program.
     """
-    n = len(g)
     if len(cone) == 0:
         return maximiser(torch.from_numpy(g)[None], norm)[0].numpy(), np.zeros(0)
-    if norm == 2:
-        y, _ = nnls(cone.T, g, maxiter=100 * (n + len(cone)))
-        return g - cone.T @ y, y
-    scale = float(np.abs(g).max()) or 1.0
-    if norm == math.inf:
-        found = linprog(-g / scale, cone, np.zeros(len(cone)), bounds=(-1, 1), options=TIGHT)
-        u = found.x
-    else:  # u = a - b with a, b >= 0 and sum(a + b) <= 1
-        rows = np.vstack([np.hstack([cone, -cone]), np.ones(2 * n)])
-        limits = np.append(np.zeros(len(cone)), 1.0)
-        found = linprog(-np.hstack([g, -g]) / scale, rows, limits, bounds=(0, None), options=TIGHT)
-        u = found.x[:n] - found.x[n:]
-    return u, np.maximum(-found.ineqlin.marginals[: len(cone)], 0.0) * scale
+    scale = 1.0 if norm == 2 else float(np.abs(g).max()) or 1.0
+    solution = _in_cones([(g / scale, cone)], norm)[0]
+    if solution is None:
+        return np.zeros_like(g), np.zeros(len(cone))
+    return solution[0], solution[1] * scale
+
+
+def _in_cones(pieces: list[tuple[Array, Array]], norm: float) -> list[Solution | None]:
+    """`max { <a, d> : G d <= 0, ||d||_r <= 1 }` for pieces `(a, G)`; for r = 2 the direction is not
+    shrunk to the ball.
+    """
+    if norm == 2:  # the projection of a onto the cone is what the one onto its polar leaves
+        multipliers = [nonnegative(rows, a) for a, rows in pieces]
+        return [(a - u @ rows, u) for (a, rows), u in zip(pieces, multipliers)]
+    if norm == 1:  # d = d+ - d- with both at least 0, and a sum of at most 1
+        programs = []
+        for a, rows in pieces:
+            matrix = np.vstack([np.hstack([rows, -rows]), np.ones((1, 2 * len(a)))])
+            programs.append((np.append(-a, a), matrix, np.append(np.zeros(len(rows)), 1.0)))
+        solved = _minimise(programs, (0.0, None))
+    else:
+        solved = _minimise([(-a, rows, np.zeros(len(rows))) for a, rows in pieces], (-1.0, 1.0))
+    return [
+        s and (_difference(s[0], len(a), norm), s[1][: len(rows)])
+        for s, (a, rows) in zip(solved, pieces)
+    ]
 
 
 def cell_programs(tasks: list[Task], norm: float) -> list[Solution | None]:
@@ -184,11 +196,8 @@ def cell_programs(tasks: list[Task], norm: float) -> list[Solution | None]:
         else:
             linear.append(k)
     for k, solution in zip(linear, _linear([tasks[k] for k in linear], norm)):
-        answers[k] = (
-            _euclidean(*tasks[k])
-            if solution is None and norm == 2 and tasks[k][3] > 0
-            else solution
-        )
+        lost = solution is None and norm == 2 and tasks[k][3] > 0
+        answers[k] = _euclidean(*tasks[k]) if lost else solution
     return answers
 
 
@@ -219,29 +228,14 @@ def recessions(
 
     Returns nu, u, and the direction d if the piece grows at all.
     """
-    solutions: list[Solution | None]
-    if norm == 2:  # the projection of a onto the cone is what the one onto its polar leaves
-        multipliers = [nonnegative(rows, a) for a, rows in pieces]
-        solutions = [(a - u @ rows, u) for (a, rows), u in zip(pieces, multipliers)]
-    elif norm == 1:
-        ball = [
-            np.vstack([np.hstack([rows, -rows]), np.ones((1, 2 * len(a)))]) for a, rows in pieces
-        ]
-        programs = [
-            (np.concatenate([-a, a]), m, np.append(np.zeros(len(m) - 1), 1.0))
-            for (a, _), m in zip(pieces, ball)
-        ]
-        solutions = _minimise(programs, (0.0, None))
-    else:
-        solutions = _minimise([(-a, rows, np.zeros(len(rows))) for a, rows in pieces], (-1.0, 1.0))
     answers: list[tuple[float, Array, Array | None]] = []
-    for (a, rows), solution in zip(pieces, solutions):
-        u = np.zeros(len(rows)) if solution is None else solution[1][: len(rows)]
+    for (a, rows), solution in zip(pieces, _in_cones(pieces, norm)):
+        u = np.zeros(len(rows)) if solution is None else solution[1]
         nu = float(np.linalg.norm(a - u @ rows, dual(norm)))
         if nu <= 1e-12 * float(np.linalg.norm(a)) or solution is None:
             answers.append((0.0 if solution else nu, u, None))
         else:
-            d = _difference(solution[0], len(a), norm)
+            d = solution[0]
             # 0 where nu is nothing but the solver's tolerance
             size = float(np.linalg.norm(d, norm))
             answers.append((nu, u, d / size if size > 0 else None))
@@ -273,16 +267,11 @@ def _minimise(
         options=TIGHT,
     )
     if result.status != 0:  # one program without a solution spoils the block
-        return (
-            [_minimise([program], bounds)[0] for program in programs]
-            if len(programs) > 1
-            else [None]
-        )
+        alone = len(programs) == 1
+        return [None if alone else _minimise([program], bounds)[0] for program in programs]
     points = np.split(result.x, np.cumsum([len(c) for c in costs])[:-1])
-    multipliers = np.split(
-        np.maximum(-result.ineqlin.marginals, 0.0), np.cumsum([len(m) for m in limits])[:-1]
-    )
-    return list(zip(points, multipliers))
+    prices = np.maximum(-result.ineqlin.marginals, 0.0)
+    return list(zip(points, np.split(prices, np.cumsum([len(m) for m in limits])[:-1])))
 
 
 def _tight_multipliers(rows: Array, tight: NDArray[np.bool_], target: Array) -> Array:

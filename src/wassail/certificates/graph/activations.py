@@ -69,6 +69,11 @@ class Activation(ABC):
         return self.distance_to_relu == math.inf
 
     @property
+    def bends(self) -> tuple[float, float]:
+        """Where `f'` has its extremes."""
+        return -self.bend, self.bend
+
+    @property
     def kinks(self) -> tuple[float, ...]:
         """Where `f'` jumps."""
         return ()
@@ -132,14 +137,8 @@ class Activation(ABC):
 
         Ends may be infinite.
         """
-        return self.derivative_over(low, high, (-self.bend, self.bend))
-
-    def derivative_over(
-        self, low: Tensor, high: Tensor, bends: tuple[float, float]
-    ) -> tuple[Tensor, Tensor]:
-        """The same for given bends."""
         low, high = reachable(low, high)
-        inner = [torch.full_like(low, c).clamp(low, high) for c in bends]
+        inner = [torch.full_like(low, c).clamp(low, high) for c in self.bends]
         found = self.derivative(torch.stack([low, high, *inner]))
         return found.amin(0) - ROUNDING, found.amax(0) + ROUNDING
 

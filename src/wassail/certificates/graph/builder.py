@@ -17,16 +17,7 @@ from torch.nn import functional as F
 
 from wassail.certificates.graph.execution import FEW, Call, Execution
 from wassail.certificates.graph.fold import added_bias, fold_call, fold_calls, moved_call
-from wassail.certificates.graph.graph import (
-    Affine,
-    Curved,
-    Graph,
-    Node,
-    Op,
-    Relu,
-    Smooth,
-    sizes_of,
-)
+from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Op, Relu, Smooth, sizes_of
 from wassail.certificates.graph.maps import Linear, Pick, Scale, Sum
 from wassail.certificates.graph.planes import Curve
 from wassail.certificates.graph.restrict import reached

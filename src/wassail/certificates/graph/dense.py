@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from wassail.certificates.graph.maps import Linear
+from wassail.certificates.graph.maps import Linear, Matrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,39 +43,14 @@ class Piecewise:
     def from_layers(cls, layers: Sequence[tuple[Tensor, Tensor]], slope: float = 0.0) -> Piecewise:
         """A multi-layer perceptron from its `(W, b)`, with an activation between them."""
         weights = [(torch.as_tensor(w).double(), torch.as_tensor(b).double()) for w, b in layers]
-        n = weights[0][0].shape[1]
-        sizes = [len(b) for _, b in weights[:-1]]
-        total = sum(sizes)
-        k = len(weights[-1][1])
-        starts = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
-        a = torch.zeros(total, n, dtype=torch.float64)
-        b = torch.zeros(total, total, dtype=torch.float64)
-        big_c = torch.zeros(k, n, dtype=torch.float64)
-        big_d = torch.zeros(k, total, dtype=torch.float64)
-        for i, (w, _) in enumerate(weights[:-1]):
-            rows = slice(starts[i], starts[i + 1])
-            if i == 0:
-                a[rows] = w
-            else:
-                b[rows, starts[i - 1] : starts[i]] = w
-        if sizes:
-            big_d[:, starts[-2] :] = weights[-1][0]
-        else:
-            big_c = weights[-1][0].clone()
-        bias = torch.cat([torch.zeros(0, dtype=torch.float64), *(b for _, b in weights[:-1])])
-        layer = torch.cat(
-            [torch.zeros(0, dtype=torch.int64), *(torch.full((s,), i) for i, s in enumerate(sizes))]
-        )
-        return cls(
-            a,
-            b,
-            bias,
-            big_c,
-            big_d,
-            weights[-1][1],
-            torch.full((total,), slope, dtype=torch.float64),
-            layer,
-        )
+        inputs = weights[0][0].shape[1]
+        columns = Columns(inputs, sum(len(b) for _, b in weights[:-1]))
+        slopes = torch.tensor(slope, dtype=torch.float64)
+        value = columns.start((inputs,))
+        for i, (w, b) in enumerate(weights[:-1]):
+            value = columns.affine(Matrix(w), b, [value])
+            value = columns.relu(slopes.expand(len(b)), torch.full((len(b),), -1), value, i)
+        return columns.network(columns.affine(Matrix(weights[-1][0]), weights[-1][1], [value]))
 
     @property
     def inputs(self) -> int:

@@ -61,6 +61,16 @@ class Affine:
             return self.bias_most
         return 0.0 if self.bias is None else self.bias.abs()
 
+    @property
+    def layer(self) -> tuple[Tensor, Tensor] | None:
+        """`(W, b)` of a matrix whose numbers are exact, b for every row; None if it is none."""
+        match self.map:
+            case Matrix(weight, None) if self.bias_most is None:
+                bias = weight.new_zeros(()) if self.bias is None else self.bias
+                return weight, bias.expand(len(weight))
+            case _:
+                return None
+
     def value(self, *given: Tensor) -> Tensor:
         """The values at samples `(m, *shape)`, from those of the inputs."""
         return self.shifted(self.map.forward(*given))

@@ -189,6 +189,12 @@ class Linear(ABC):
         columns = float(size.transpose(one.expand(1, *output).clone())[0].max())
         return rows, columns
 
+    def fewer(self, count: int) -> Linear | None:
+        """The map of `count` of its inputs where the others are 0; None if each has a place of its
+        own.
+        """
+        return None
+
     def row_norms(self, s: float) -> Tensor | None:
         """Upper bounds on the s-norms of its rows, one for each output, broadcasting against one
         sample; None: not known.
@@ -523,10 +529,7 @@ class Pick(Linear):
         """If all entries stay."""
         return self.source is None
 
-    @property
-    def moves(self) -> bool:
-        """Always."""
-        return True
+    moves = True
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -543,6 +546,8 @@ class Sum(Linear):
     """The sum of several tensors of one shape."""
 
     count: int
+    copies = True
+    in_place = True
 
     def forward(self, *x: Tensor) -> Tensor:
         """Same shape."""
@@ -557,15 +562,9 @@ class Sum(Linear):
         """One for each input."""
         return 4 + self.count
 
-    @property
-    def copies(self) -> bool:
-        """Always."""
-        return True
-
-    @property
-    def in_place(self) -> bool:
-        """Always."""
-        return True
+    def fewer(self, count: int) -> Sum:
+        """The sum of the others."""
+        return Sum(count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -574,6 +573,8 @@ class Concat(Linear):
 
     axis: int
     sizes: tuple[int, ...]
+    copies = True
+    joins = True
 
     def forward(self, *x: Tensor) -> Tensor:
         """Joined."""
@@ -587,16 +588,6 @@ class Concat(Linear):
     def terms(self) -> int:
         """One for each input."""
         return 4 + len(self.sizes)
-
-    @property
-    def copies(self) -> bool:
-        """Always."""
-        return True
-
-    @property
-    def joins(self) -> bool:
-        """Always."""
-        return True
 
 
 def _padded(where: Tensor, size: int) -> tuple[Tensor, bool]:

@@ -193,12 +193,12 @@ class Region:
         return self.inside(torch.where(floor, above, below))
 
     def inside(self, x: Tensor) -> Tensor:
-        """Points `(m, n)` clamped to the box and then scaled toward the centre until they are
+        """Points `(..., n)` clamped to the box and then scaled toward the centre until they are
         in the ball.
         """
         x = torch.minimum(torch.maximum(x, self.low), self.high)
         if self.radius < math.inf:
-            size = torch.linalg.vector_norm(x - self.centre, self.norm, dim=1, keepdim=True)
+            size = torch.linalg.vector_norm(x - self.centre, self.norm, dim=-1, keepdim=True)
             share = (self.radius * (1 - 1e-12) / size.clamp(min=1e-300)).clamp(max=1)
             x = self.centre + (x - self.centre) * share
         return x

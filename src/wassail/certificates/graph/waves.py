@@ -51,12 +51,10 @@ class Wave(Activation):
             return self.centre(slope)
         return torch.where(slope > 0.5, self.right_tail(slope), self.left_tail(slope))
 
-    @torch.no_grad()
-    def derivative_range(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """The range of `f'` on `[low, high]`, rounded outward: extremes are at the ends and at the
-        bends.
-        """
-        return self.derivative_over(low, high, (self.first, self.bend))
+    @property
+    def bends(self) -> tuple[float, float]:
+        """Both."""
+        return self.first, self.bend
 
     @torch.no_grad()
     def slopes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -175,36 +176,32 @@ class Turned:
         )
         weight = conv.weight.flip(2, 3).transpose(0, 1) if self.plain else conv.weight
         self.weight = laid_out(weight.to(dtype))
-        # made when they are asked for: the kernel of the map itself, and its rows
-        self.ahead: Tensor | None = None
-        self.stamps: Tensor | None = None
         # Patches that do not overlap (of a transformer) are a matrix product, which is much faster
         # in float32.
-        patches = (
-            conv.stride == tuple(size)
-            and conv.padding == (0, 0)
-            and conv.dilation == (1, 1)
-            and conv.groups == 1
-        )
-        self.patches = (
-            conv.weight.permute(0, 2, 3, 1).flatten(1).to(dtype)
-            if patches and not self.plain
-            else None
-        )
+        moves = (conv.stride, conv.padding, conv.dilation, conv.groups)
+        self.patches = moves == (tuple(size), (0, 0), (1, 1), 1) and not self.plain
+
+    @cached_property
+    def ahead(self) -> Tensor:
+        """The kernel of the map itself."""
+        return laid_out(self.conv.weight.to(self.weight.dtype)) if self.plain else self.weight
+
+    @cached_property
+    def stamps(self) -> Tensor:
+        """The kernel of each output channel as a row, channels last."""
+        return self.conv.weight.permute(0, 2, 3, 1).flatten(1).to(self.weight.dtype)
 
     def forward(self, *x: Tensor) -> Tensor:
         """`(R, *shape) -> (R, *output)`."""
         m = self.conv
-        if self.ahead is None:
-            self.ahead = laid_out(m.weight.to(self.weight.dtype)) if self.plain else self.weight
         with plain(x[0].device):
             return F.conv2d(x[0], self.ahead, None, m.stride, m.padding, m.dilation, m.groups)
 
     def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
         """`(R, *output) -> (R, *shape)`."""
         m = self.conv
-        if self.patches is not None:
-            return (_unpatched(g, self.patches, m),)
+        if self.patches:
+            return (_unpatched(g, self.stamps, m),)
         reach = [d * (k - 1) for d, k in zip(m.dilation, m.weight.shape[2:])]
         if self.plain and all(p <= r for p, r in zip(m.padding, reach)):
             padding = [r - p for r, p in zip(reach, m.padding)]
@@ -233,8 +230,6 @@ class Turned:
             return None
         channels, tall, wide = m.shape
         _, _, height, width = m.weight.shape
-        if self.stamps is None:
-            self.stamps = m.weight.permute(0, 2, 3, 1).flatten(1).to(self.weight.dtype)
         down, across = output[1:]
         channel = place // (down * across)
         first = place // across % down * m.stride[0] - m.padding[0]
@@ -281,11 +276,8 @@ def _spectral(conv: Conv, output: tuple[int, ...]) -> float:
     cols = -(-wide // across)
     padded = conv.weight.new_zeros(out, per_group, rows * down, cols * across)
     padded[:, :, :tall, :wide] = spread
-    phases = (
-        padded.reshape(out, per_group, rows, down, cols, across)
-        .permute(0, 1, 3, 5, 2, 4)
-        .flatten(1, 3)
-    )
+    phases = padded.reshape(out, per_group, rows, down, cols, across)
+    phases = phases.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
     torus = (output[1] + rows, output[2] + cols)
     best = 0.0
     for group in torch.split(phases, out // conv.groups):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -156,9 +156,8 @@ class Normalise(Curve):
         better = far + SHARE * spread < flat
         far = torch.where(better, far, flat)
         off = torch.where(better, off, (least + most) / 2 - here)
-        return RankOne(
-            torch.where(better, alpha, 0.0), torch.where(better, gain, 0.0), unit, off, far
-        )
+        alpha, gain = (torch.where(better, v, 0.0) for v in (alpha, gain))
+        return RankOne(alpha, gain, unit, off, far)
 
     def _around(
         self, c: Tensor, span: Span, along: Span | None, length: Tensor | None
@@ -246,10 +245,7 @@ class _NormaliseTangent:
         low, high = spans[0]
         n = low.shape[-1]
         c = middle_and_width(spans[0])[0]
-        least = torch.where(
-            (low < 0) & (high > 0), 0.0, torch.minimum(low.abs(), high.abs())
-        ).square()
-        most = torch.maximum(low.abs(), high.abs()).square()
+        least, most = squares(low, high)
         slack = (n + 16) * UNIT
         top = (least.mean(-1, keepdim=True) + curve.eps).rsqrt() * (1 + slack)
         bottom = (most.mean(-1, keepdim=True) + curve.eps).rsqrt() * (1 - slack)
@@ -317,9 +313,8 @@ class RankOne:
 
     def to(self, dtype: torch.dtype) -> RankOne:
         """The same plane in another type."""
-        return replace(
-            self, alpha=self.alpha.to(dtype), gain=self.gain.to(dtype), unit=self.unit.to(dtype)
-        )
+        parts = (v.to(dtype) for v in (self.alpha, self.gain, self.unit))
+        return RankOne(*parts, self.off, self.far)
 
 
 @spelled("layer_norm")
@@ -373,9 +368,8 @@ def group_norm(
     """A LayerNorm over each group of channels, with one gain and bias for each channel."""
     full = net.full(x)
     parts = net.move(torch.reshape, x, [(full[0], groups, -1)], {})
-    whole = net.move(
-        torch.reshape, layer_norm(net, parts, net.full(parts)[-1:], eps=eps), [full], {}
-    )
+    found = layer_norm(net, parts, net.full(parts)[-1:], eps=eps)
+    whole = net.move(torch.reshape, found, [full], {})
     if weight is None:
         return whole  # type: ignore[no-any-return]
     ones = net.along(x, 1)
@@ -401,10 +395,6 @@ def normalised(
         x = linear(net, x, centre)
     x = net.curve(Normalise(eps), "layer_norm", x, lead=x.lead)
     if weight is not None:
-        x = net.affine(
-            Scale(weight.flatten()),
-            None if bias is None else bias.flatten(),
-            x,
-            net.nodes[x].shape,
-        )
+        shift = None if bias is None else bias.flatten()
+        x = net.affine(Scale(weight.flatten()), shift, x, net.nodes[x].shape)
     return net.move(torch.reshape, x, [full], {}) if len(size) > 1 else x

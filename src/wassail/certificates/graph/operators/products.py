@@ -121,10 +121,7 @@ class Product(Curve):
         return first, second, output
 
     def plane(
-        self,
-        centres: Sequence[Tensor],
-        spans: Sequence[Span],
-        lengths: Sequence[Tensor] = (),
+        self, centres: Sequence[Tensor], spans: Sequence[Span], lengths: Sequence[Tensor] = ()
     ) -> Plane:
         """`(b + mb) da + (a + ma) db - ma mb`, m the middles of the spans, +- the product of their
         half widths.
@@ -289,11 +286,7 @@ def product(net: Builder, equation: str, a: Index, b: Index, full: tuple[int, ..
     else:
         equation = f"{first[a.lead :]},{second[b.lead :]}->{last[lead:]}"
     return net.curve(
-        Product(equation),
-        "a product of two quantities that depend on the input",
-        a,
-        b,
-        lead=lead,
+        Product(equation), "a product of two quantities that depend on the input", a, b, lead=lead
     )
 
 

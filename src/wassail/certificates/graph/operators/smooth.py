@@ -12,28 +12,16 @@ from wassail.certificates.graph.operators.arithmetic import mul
 from wassail.certificates.graph.operators.registry import spelled
 
 
-@spelled("sigmoid")
-def sigmoid(net: Builder, x: Index) -> Index:
-    """`1 / (1 + exp(-x))`."""
-    return net.activation(x, "sigmoid")
-
-
-@spelled("tanh")
-def tanh(net: Builder, x: Index) -> Index:
-    """`tanh(x)`."""
-    return net.activation(x, "tanh")
+@spelled("sigmoid", "tanh", "silu")
+def smooth(net: Builder, x: Index) -> Index:
+    """An activation that torch and `ACTIVATIONS` call by one name."""
+    return net.activation(x, net.name)
 
 
 @spelled("gelu")
 def gelu(net: Builder, x: Index, approximate: str = "none") -> Index:
     """Both forms."""
     return net.activation(x, "gelu" if approximate == "none" else "gelu_tanh")
-
-
-@spelled("silu")
-def silu(net: Builder, x: Index) -> Index:
-    """`x sigmoid(x)`."""
-    return net.activation(x, "silu")
 
 
 @spelled("softplus")
@@ -98,4 +86,4 @@ def selu(net: Builder, x: Index) -> Index:
 def glu(net: Builder, x: Index, dim: int = -1) -> Index:
     """One half gates the other."""
     value, gate = net.move(torch.chunk, x, [2, dim], {})
-    return mul(net, value, sigmoid(net, gate))
+    return mul(net, value, net.activation(gate, "sigmoid"))

@@ -26,12 +26,7 @@ def nearest(net: Builder, x: Index, *args: Any, **options: Any) -> Any:
     return net.move(net.target, x, list(args), options)
 
 
-@spelled(
-    "upsample_linear1d",
-    "upsample_bilinear2d",
-    "upsample_trilinear3d",
-    "upsample_bicubic2d",
-)
+@spelled("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d")
 def interpolated(net: Builder, x: Index, *args: Any, **options: Any) -> Index:
     """One matrix for each axis, since weights are products of those of the axes.
 
