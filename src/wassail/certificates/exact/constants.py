@@ -43,7 +43,6 @@ from wassail.certificates.exact.paths import (
     brief,
     connected,
     influence,
-    norm_of_sizes,
     path_entries,
     paths_of,
     preactivations,
@@ -52,6 +51,7 @@ from wassail.certificates.exact.paths import (
 from wassail.certificates.exact.polytope import feasible, polytope_of, widest_point
 from wassail.certificates.exact.relaxation import Triangle, triangle
 from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.matrix_norms import positive_norms
 from wassail.certificates.graph.region import Region
 from wassail.certificates.search.frontier import Heap, Part, SharedFrontier
 from wassail.certificates.search.workers import Workers, crew
@@ -123,7 +123,7 @@ def branch(
         )
     begin = time.monotonic()
     # Outputs in units near the value itself; a power of two changes no digit.
-    size = float(norm_of_sizes(paths_of(network), norm_in, norm_out))
+    size = float(positive_norms(paths_of(network), norm_in, norm_out))
     unit = 2.0 ** round(math.log2(size)) if size > 0 else 1.0
     scaled = replace(network, C=network.C / unit, D=network.D / unit, e=network.e / unit)
     search = _Search(
@@ -220,7 +220,7 @@ class _Search(SharedFrontier[list[_Node], _Found]):
         self.how = split(net.inputs, net.outputs, self.norm_in, self.norm_out, exact=True)
         # Entries of J, reduced or not, carry rounding errors of at most (3 H + n + K + 4) 2^-52
         # times the sum over all paths.
-        size = float(norm_of_sizes(paths_of(net), self.norm_in, self.norm_out))
+        size = float(positive_norms(paths_of(net), self.norm_in, self.norm_out))
         size = max(size, FAINT) if connected(net) else size  # what underflows adds nothing to a sum
         self.slack = (3 * net.neurons + net.inputs + net.outputs + 4) * UNIT * size
         self.ceiling = size + self.slack
@@ -346,7 +346,7 @@ class _Search(SharedFrontier[list[_Node], _Found]):
 
     def entries(self, sizes: Tensor) -> np.ndarray:
         """What bounds on the entries of J say about the norm, `(m,)`, rounding included."""
-        return norm_of_sizes(sizes, self.norm_in, self.norm_out).numpy() + self.slack
+        return positive_norms(sizes, self.norm_in, self.norm_out).numpy() + self.slack
 
     def closed(self, node: _Node) -> float | None:
         """The bound that a node is closed with; None if it stays open.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -10,14 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wassail import rounding
 from wassail.certificates.exact.multipliers import Reduced
 from wassail.certificates.exact.relaxation import Triangle, substitute, triangle
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
-from wassail.geometry import operator_norm
 from wassail.rounding import FAINT, UNIT
-from wassail.threat import dual
 
 CLOSE = 5e-10  # relative: a node this close to the lower bound is closed
 
@@ -71,20 +67,6 @@ def strict(network: Piecewise, points: Tensor, v: Tensor) -> Tensor:
     if near.any():
         near &= (network.affine(v > 0)[0] != 0).any(2)
     return ~near.any(1)
-
-
-def norm_of_sizes(sizes: Tensor, norm_in: float, norm_out: float) -> Tensor:
-    """`|M|_{r -> s}` of matrices `(..., K, n)` with no negative entry: an upper bound for any J
-    with `|J_ki| <= M_ki`.
-    """
-    length: Tensor
-    if norm_in == math.inf:  # the worst sign vector of a non-negative matrix is all ones
-        length = rounding.length(sizes.sum(-1), norm_out, -1)
-    elif norm_out == 1:
-        length = rounding.length(sizes.sum(-2), dual(norm_in), -1)
-    else:
-        length = operator_norm(sizes, norm_in, norm_out)
-    return length
 
 
 def _spans(a: Tensor, b: Tensor, free: Tensor, blocks: Iterable[slice]) -> tuple[Tensor, Tensor]:
