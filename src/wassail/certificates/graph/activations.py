@@ -142,6 +142,14 @@ class Activation(ABC):
         found = self.derivative(torch.stack([low, high, *inner]))
         return found.amin(0) - ROUNDING, found.amax(0) + ROUNDING
 
+    def chord(self, start: Tensor, end: Tensor, other: Tensor) -> Tensor:
+        """The slope between two points, or `other` where they are so near that a difference of
+        values is less accurate.
+        """
+        wide = end - start > 1e-5
+        rise = self.value(end) - self.value(start)
+        return torch.where(wide, rise / torch.where(wide, end - start, 1.0), other)
+
     @abstractmethod
     def slopes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """Slopes of the line above and of the line below with the least area between them and
@@ -215,11 +223,7 @@ class Bent(Activation):
         tangent = self.derivative(m)
         start = self.value(a)
         end = self.value(b)
-        # Below it the tangent in the middle is nearer to the chord's slope than a difference of
-        # values.
-        wide = b - a > 1e-5
-        chord = torch.where(wide, (end - start) / (b - a), tangent)
-        up = down = chord
+        up = down = torch.where(b - a > 1e-5, (end - start) / (b - a), tangent)  # as in `chord`
         # Each step doubles the number of correct digits, also from points that are roughly right.
         for _ in range(4):
             t = self._where(up, True).clamp(min=self.bend).minimum(b)
@@ -398,10 +402,7 @@ class _Convex(Activation):
         """The chord above, the tangent in the middle below."""
         within_bounds(low, high)
         tangent = self.derivative((low + high) / 2)
-        # Below it a difference of values is farther from the chord's slope than the tangent.
-        wide = high - low > 1e-5
-        rise = self.value(high) - self.value(low)
-        return torch.where(wide, rise / torch.where(wide, high - low, 1.0), tangent), tangent
+        return self.chord(low, high, tangent), tangent
 
 
 def _tail_key(slope: Tensor, steepest: float) -> Tensor:

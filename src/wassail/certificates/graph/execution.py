@@ -23,15 +23,18 @@ class Call:
     `roundings` times; 0: it is exact.
 
     bias: magnitudes of what is added, broadcasts against one sample; noise: how far constants are
-    from the type's own numbers; sliding: a convolution with a kernel of more than one entry, which
-    some libraries compute by another formula.
+    from the type's own numbers.
     """
 
     map: Linear
     bias: Tensor | None = None
     roundings: int = 0
     noise: Tensor | None = None
-    sliding: bool = False
+
+    @property
+    def sliding(self) -> bool:
+        """As of the map."""
+        return self.map.sliding
 
     def to(self, device: torch.device) -> Call:
         """The same with its tensors on a device."""

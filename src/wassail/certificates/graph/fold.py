@@ -25,8 +25,7 @@ def fold_call(map_: Linear, bias: Tensor | None) -> Call:
     """What is executed for an affine map and its bias: a sum of products for each entry, or one
     product.
     """
-    size = None if bias is None else bias.abs()
-    return Call(map_, size, map_.roundings, sliding=map_.sliding)
+    return Call(map_, None if bias is None else bias.abs(), map_.roundings)
 
 
 def added_bias(moved: Tensor, bias: Tensor | None, most: Tensor | None) -> Tensor:

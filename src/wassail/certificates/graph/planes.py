@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wassail.certificates.device import HOST
-from wassail.certificates.graph.activations import ACTIVATIONS
 from wassail.certificates.graph.tangent import Enclosed, Tangent
 from wassail.rounding import UNIT
 
@@ -271,17 +270,6 @@ def jensen(p: Tensor, rest: Tensor, r: Tensor) -> Tensor:
     excess = torch.where(r > 500, math.inf, excess)
     by_weight = all_but_own((p + 1e-300) * excess) / rest * (1 + 2.0**-36)
     return torch.minimum(by_range * (1 + 4 * UNIT), by_weight)
-
-
-def chord_of(bottom: Tensor, top: Tensor) -> Tensor:
-    """The slope of the logistic function's chord: the one that parallel lines around a convex
-    or concave piece have.
-    """
-    sigma = ACTIVATIONS["sigmoid"]
-    # Below it a difference of values is less accurate than the derivative.
-    wide = top - bottom > 1e-5
-    chord = (sigma.value(top) - sigma.value(bottom)) / torch.where(wide, top - bottom, 1.0)
-    return torch.where(wide, chord, sigma.derivative((bottom + top) / 2))
 
 
 def interval_sum(times: Callable[[Tensor, Tensor], Tensor], a: Span, b: Span, terms: int) -> Span:

@@ -169,11 +169,8 @@ def _translated(
     if graph is None:
         program = _rewritten(program, like)
         graph = Reader(program, shape, smooth, like.dtype).graph()
-    graph = (
-        replace(graph, execution=replace(graph.execution, device=like.device.type))
-        if graph.execution
-        else graph
-    )
+    assert graph.execution is not None, "`partial` writes down the type"
+    graph = replace(graph, execution=replace(graph.execution, device=like.device.type))
     graph = equilibrated(graph, torch.cat(points[:3]).cpu())
     truth = check(model, program, graph, points, samples)
     return graph.to(place(like.device)), truth

@@ -96,8 +96,7 @@ def _merged(last: Node, rows: Tensor) -> Node | None:
     if calls:
         call = calls[0]
         assert isinstance(call.map, Matrix)
-        parts = (matrix(call.map), sizes(call.bias), call.roundings, sizes(call.noise))
-        calls = (Call(*parts, call.sliding),)
+        calls = (Call(matrix(call.map), sizes(call.bias), call.roundings, sizes(call.noise)),)
     return replace(last, op=affine, shape=(len(rows) + 1,), calls=calls)
 
 

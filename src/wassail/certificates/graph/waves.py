@@ -66,27 +66,22 @@ class Wave(Activation):
         within_bounds(low, high)
         middle = (low + high) / 2
         tangent = self.derivative(middle)
-        chord = self._chord(low, high, tangent)
+        chord = self.chord(low, high, tangent)
         bridge = chord
         t = low
         u = high
         for _ in range(5):
             t = self.left_tail(bridge).clamp(max=self.first).maximum(low).minimum(high)
             u = self.right_tail(bridge).clamp(min=self.bend).minimum(high).maximum(low)
-            bridge = self._chord(t, u, bridge)
+            bridge = self.chord(t, u, bridge)
         up = torch.where((middle <= t) | (middle >= u), tangent, bridge)
         down = tangent
         for end, inside in ((low, low >= self.first), (high, high <= self.bend)):
             slope = chord
             for _ in range(5):
                 t = self.centre(slope).maximum(low).minimum(high)
-                slope = self._chord(end, t, slope)
+                ends = (low, t) if end is low else (t, high)
+                slope = self.chord(*ends, slope)
             beyond = (middle < t) if end is low else (middle > t)
             down = torch.where(beyond & ~inside, slope, down)
         return up, down
-
-    def _chord(self, start: Tensor, end: Tensor, other: Tensor) -> Tensor:
-        """The slope between two points, or `other` where they are too near for a difference."""
-        wide = (end - start).abs() > 1e-5
-        rise = self.value(end) - self.value(start)
-        return torch.where(wide, rise / torch.where(wide, end - start, 1.0), other)

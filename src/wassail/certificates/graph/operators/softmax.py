@@ -26,7 +26,6 @@ from wassail.certificates.graph.planes import (
     Plane,
     Span,
     all_but_own,
-    chord_of,
     end_points,
     flushed,
     for_each,
@@ -95,7 +94,10 @@ class Softmax(Curve):
         doubt = at[1] - at[0]
         rest = torch.where(useful, rest, 1.0)
         gap = jensen(p, rest, r)
-        u = flushed((chord_of(bottom, top) / rest).clamp(max=STEEPEST))
+        # The slope that parallel lines around a convex or concave piece have.
+        sigma = ACTIVATIONS["sigmoid"]
+        chord = sigma.chord(bottom, top, sigma.derivative((bottom + top) / 2))
+        u = flushed((chord / rest).clamp(max=STEEPEST))
         slope = u * rest
         lower, upper = _between_lines(slope, bottom, top)
         lower = lower - slope * gap
