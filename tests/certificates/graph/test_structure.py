@@ -16,7 +16,7 @@ from support.transformers import CURVED, Vision, linear
 from wassail.certificates.graph.builder import Builder, Index
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
-from wassail.certificates.graph.maps import Concat, Matrix, Pick, Scale
+from wassail.certificates.graph.maps import Concat, Matrix, Pick, Scale, Sum
 from wassail.certificates.graph.operators.convolution import Conv
 from wassail.certificates.graph.operators.normalise import Normalise
 from wassail.certificates.graph.operators.registry import RULES, spelled
@@ -892,3 +892,26 @@ def test_one_relu_serves_a_maximum_and_a_minimum() -> None:
 
     assert read(both, (4,)).neurons == 2
     assert read(lambda x: x.reshape(len(x), 2, 2).sort(2)[0].flatten(1), (4,)).neurons == 2
+
+
+def test_a_layer_is_a_matrix_whose_numbers_are_exact() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2, bias=False)).double()
+    graph = read(model, (3,))
+    first, relu, last = graph.nodes[1:]
+    assert graph.nodes[0].layer is None and relu.layer is None
+    assert first.layer is not None and last.layer is not None
+    assert torch.equal(first.layer[0], model[0].weight) and torch.equal(
+        first.layer[1], model[0].bias
+    )
+    assert torch.equal(last.layer[1], torch.zeros(2).double())
+    # A product of two matrices is rounded.
+    two = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)).double().eval()
+    two[0].running_mean.fill_(0.3)
+    assert read(two, (3,)).nodes[-1].layer is None
+
+
+def test_only_a_sum_can_do_without_inputs() -> None:
+    a, b = torch.ones(1, 2), torch.zeros(1, 2)
+    fewer = Sum(2).fewer(1)
+    assert fewer is not None and torch.equal(fewer.forward(a), Sum(2).forward(a, b))
+    assert Concat(1, (2, 2)).fewer(1) is None and Matrix(a).fewer(1) is None

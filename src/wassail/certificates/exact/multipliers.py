@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from wassail.certificates import clock
 from wassail.certificates.graph.dense import Piecewise
@@ -61,12 +62,8 @@ class Reduced(TensorRows):
 
     def repeat(self, count: int) -> Reduced:
         """One network, several times (without copies)."""
-        return Reduced(
-            *(
-                v.expand(count, *v.shape[1:])
-                for v in (self.A, self.B, self.c, self.C, self.D, self.free)
-            )
-        )
+        parts = (self.A, self.B, self.c, self.C, self.D, self.free)
+        return Reduced(*(v.expand(count, *v.shape[1:]) for v in parts))
 
 
 def reduce(network: Piecewise, state: Tensor) -> Reduced:
@@ -81,9 +78,8 @@ def reduce(network: Piecewise, state: Tensor) -> Reduced:
     slope = torch.where(state == 1, 1.0, network.slope)
     column = torch.where(state < 0, 1 - network.slope, 0.0)[:, None, :]
     eye = torch.eye(network.neurons, dtype=torch.float64)
-    right = torch.cat(
-        [network.A.expand(m, -1, -1), network.B * column, network.c.expand(m, -1)[..., None]], 2
-    )
+    parts = (network.A.expand(m, -1, -1), network.B * column, network.c.expand(m, -1)[..., None])
+    right = torch.cat(parts, 2)
     rows = torch.linalg.solve_triangular(
         eye - network.B * slope[:, None, :], right, upper=False, unitriangular=True
     )
@@ -164,9 +160,7 @@ class Split:
         k = rows.shape[1]
         if self.part == "signs":
             bits = (member[:, None] >> torch.arange(k - 1)) & 1
-            sigma = torch.cat(
-                [torch.ones(len(member), 1, dtype=rows.dtype), 1 - 2 * bits.to(rows.dtype)], 1
-            )
+            sigma = F.pad(1 - 2 * bits.to(rows.dtype), (1, 0), value=1.0)
             return sigma[:, None, :] @ rows
         if self.part in ("rows", "entries"):
             return rows[each, member % k][:, None]
@@ -177,9 +171,8 @@ class Split:
         k: the number of outputs.
         """
         if self.part in ("columns", "entries"):
-            return columns[
-                torch.arange(len(member)), :, member if self.part == "columns" else member // k
-            ][..., None]
+            column = member if self.part == "columns" else member // k
+            return columns[torch.arange(len(member)), :, column][..., None]
         return columns
 
     def pick(self, reduced: Reduced, member: Tensor) -> Reduced:
@@ -202,25 +195,17 @@ def split(n: int, k: int, norm_in: float, norm_out: float, exact: bool = False) 
     inf = math.inf
     if norm_in == 1 and norm_out == inf and n * k > PAIRS and not exact:
         norm_in = 2  # |J|_{1 -> inf} <= |J|_{2 -> inf}, by rows
-    if (
-        norm_in == inf
-        and exact
-        and n > STRETCHED_FROM_INPUTS
-        and (norm_out == inf or (norm_out == 1 and k <= SIGNS))
-    ):
-        return (
-            Split(k, 1, 1.0, "rows.T", True)
-            if norm_out == inf
-            else Split(2 ** (k - 1), 1, 1.0, "signs.T", True)
-        )
-    if norm_in > 1 and norm_out == 1 and exact and k <= SIGNS:
-        return Split(
-            2 ** (k - 1), 1 if norm_in == 2 else n, 1.0, "signs.T" if norm_in == 2 else "signs"
-        )
+    signs = exact and norm_in > 1 and norm_out == 1 and k <= SIGNS
+    if exact and norm_in == inf and n > STRETCHED_FROM_INPUTS and (norm_out == inf or signs):
+        members, kind = (2 ** (k - 1), "signs.T") if signs else (k, "rows.T")
+        return Split(members, 1, 1.0, kind, True)
+    if signs:
+        weights, kind = (1, "signs.T") if norm_in == 2 else (n, "signs")
+        return Split(2 ** (k - 1), weights, 1.0, kind)
     if norm_in == inf and norm_out == 1:
-        return (
-            Split(1, n, math.sqrt(k), "whole") if k <= n else Split(1, k, math.sqrt(n), "whole.T")
-        )
+        if k <= n:
+            return Split(1, n, math.sqrt(k), "whole")
+        return Split(1, k, math.sqrt(n), "whole.T")
     table = {
         (2.0, 2.0): Split(1, 1, 1.0, "whole.T" if k < n else "whole"),
         (2.0, inf): Split(k, 1, 1.0, "rows.T"),
@@ -294,9 +279,8 @@ def balance(form: Form, w: Tensor, t: Tensor, omega: Tensor) -> Tensor:
         clock.look()
         trial = (1 - share) * omega[rows] + share * goal[rows]
         ratio = (omega[rows] / trial).sqrt()[:, :, None]
-        moved = Form(
-            form.A[rows], form.B[rows], form.C[rows] * ratio, form.D[rows] * ratio, form.spread
-        )
+        some = form.take(rows)
+        moved = replace(some, C=some.C * ratio, D=some.D * ratio)
         fits = torch.linalg.cholesky_ex(moved.matrix(w[rows], t[rows])).info == 0
         result[rows[fits]], rows = trial[fits], rows[~fits]
     return result
@@ -350,13 +334,8 @@ def prove(form: Form, w: Tensor, t: Tensor) -> Tensor:
     s = form.matrix(w, t)
     size = s.shape[-1]
     out = torch.cat([form.C, form.D], 2).abs()
-    absolute = Form(
-        -form.A.abs(),
-        -form.B.abs(),
-        out[..., : form.A.shape[2]],
-        out[..., form.A.shape[2] :],
-        form.spread,
-    )
+    n = form.A.shape[2]
+    absolute = Form(-form.A.abs(), -form.B.abs(), out[..., :n], out[..., n:], form.spread)
     magnitude = absolute.matrix(w, t) + 2 * out.mT @ out
     scale = _diagonal(magnitude).clamp(min=1e-300).rsqrt()  # definiteness survives a congruence
     s, magnitude = (v * scale[:, :, None] * scale[:, None, :] for v in (s, magnitude))
@@ -379,7 +358,8 @@ def tighten(
     (dv_h - dz_h)^2)` with covariance `S^-1`. Padded neurons (zero rows of A and B) keep their `t`.
     When the time is up the best so far is proved.
     """
-    w, t, score, size = w.clone(), t.clone(), torch.zeros_like(t), form.A.shape[1] + form.A.shape[2]
+    w, t, score = w.clone(), t.clone(), torch.zeros_like(t)
+    size = form.A.shape[1] + form.A.shape[2]
     best = torch.full_like(target, math.inf)
     best_w = w.clone()
     best_t = t.clone()
@@ -392,11 +372,8 @@ def tighten(
             scaled = here.smallest()
             value = scaled.sum(1)
             better = value < best[rows]
-            best[rows[better]], best_w[rows[better]], best_t[rows[better]] = (
-                value[better],
-                scaled[better],
-                here.t[better],
-            )
+            now = rows[better]
+            best[now], best_w[now], best_t[now] = value[better], scaled[better], here.t[better]
             score[rows] = here.t * torch.maximum(_diagonal(here.pp), _diagonal(here.qq))
             left = value > target[rows]
             rows = rows[left]
@@ -482,9 +459,8 @@ class _Iterate:
         hess_wt = -2 * self.inverse[:, :n, n:] * self.wq[:, :n]
         grad_w = _diagonal(xx)
         if not form.spread:  # one weight for all inputs
-            hess_w, hess_wt, grad_w = (
-                v.sum(1, keepdim=True) for v in (hess_w.sum(2, keepdim=True), hess_wt, grad_w)
-            )
+            parts = (hess_w.sum(2, keepdim=True), hess_wt, grad_w)
+            hess_w, hess_wt, grad_w = (v.sum(1, keepdim=True) for v in parts)
         top = torch.cat([hess_w, hess_wt], 2)
         hess = torch.cat([top, torch.cat([hess_wt.mT, 2 * (pq * pq.mT + self.pp * self.qq)], 2)], 1)
         pinned = (form.A == 0).all(2) & (form.B == 0).all(2)
@@ -494,12 +470,8 @@ class _Iterate:
         # Jacobi scaling: multipliers differ by magnitudes
         scale = _diagonal(hess).clamp(min=1e-300).rsqrt()
         clock.look()
-        step = (
-            -scale
-            * torch.linalg.solve_ex(
-                hess * scale[:, :, None] * scale[:, None, :], scale * grad
-            ).result
-        )
+        scaled = hess * scale[:, :, None] * scale[:, None, :]
+        step = -scale * torch.linalg.solve_ex(scaled, scale * grad).result
         # a singular Hessian gives no step
         step = step.nan_to_num(0.0, 0.0, 0.0)
         weights = grad_w.shape[1]

@@ -358,6 +358,11 @@ class Node:
         return self.op.bias_size if isinstance(self.op, Affine) else 0.0
 
     @property
+    def layer(self) -> tuple[Tensor, Tensor] | None:
+        """Weights and bias of a matrix whose numbers are exact."""
+        return self.op.layer if isinstance(self.op, Affine) else None
+
+    @property
     def slope(self) -> Tensor | None:
         """The slope of a ReLU."""
         return self.op.slope if isinstance(self.op, Relu) else None
