@@ -147,6 +147,11 @@ class Entrywise(ABC):
 
     seen: bool = False
 
+    @property
+    @abstractmethod
+    def kinks(self) -> tuple[float, ...]:
+        """Where the derivative jumps."""
+
     @abstractmethod
     def value(self, *given: Tensor) -> Tensor:
         """The values at samples `(m, *shape)`."""
@@ -183,6 +188,7 @@ class Relu(Entrywise):
     """`max(v, slope v)`, entry by entry; slope: in [0, 1], broadcasts against one sample."""
 
     slope: Tensor
+    kinks = (0.0,)
 
     @cached_property
     def steepest(self) -> float:
@@ -233,6 +239,11 @@ class Smooth(Entrywise):
         if self.threshold == math.inf:
             return ACTIVATIONS[self.name]
         return switched(self.name, self.threshold, self.seen)
+
+    @property
+    def kinks(self) -> tuple[float, ...]:
+        """As the function says."""
+        return self.function.kinks
 
     def value(self, *given: Tensor) -> Tensor:
         """The values at samples `(m, *shape)`."""

@@ -313,8 +313,8 @@ class RankOne:
 
     def to(self, dtype: torch.dtype) -> RankOne:
         """The same plane in another type."""
-        parts = (v.to(dtype) for v in (self.alpha, self.gain, self.unit))
-        return RankOne(*parts, self.off, self.far)
+        alpha, gain, unit = (v.to(dtype) for v in (self.alpha, self.gain, self.unit))
+        return RankOne(alpha, gain, unit, self.off, self.far)
 
 
 @spelled("layer_norm")
