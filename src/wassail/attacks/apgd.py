@@ -29,6 +29,8 @@ from wassail.threat import Domain, Threat
 from wassail.transport.distribution import Distribution
 
 LOSSES = ("ce", "dlr", "margin", "targeted")
+# Large balls at l1: how many times the radius, and the share of the steps.
+LARGE = ((3, 0.3), (2, 0.3), (1, 0.4))
 
 
 def apgd(  # noqa: PLR0913
@@ -169,29 +171,15 @@ def _run(
     """One run from a random start; its best point by loss is left as the answer where no flip
     is known.
     """
-    if not (large and tracker.norm == 1):
-        radius = torch.full(
-            (len(rows),), tracker.radius, dtype=tracker.x.dtype, device=tracker.x.device
-        )
-        point, _ = climb(
-            tracker,
-            rows,
-            random_start(tracker, rows, tracker.radius, seed, number),
-            radius,
-            steps,
-            goal,
-            eot,
-        )
-        tracker.guess(rows, point)
-        return
-    point = random_start(tracker, rows, 3 * tracker.radius, seed, number)
-    for times, share in ((3, 0.3), (2, 0.3), (1, 0.4)):
-        radius = torch.full(
-            (len(rows),), times * tracker.radius, dtype=tracker.x.dtype, device=tracker.x.device
-        )
-        start = project(point, tracker.x[rows], 1, radius, tracker.box(rows))
+    wide = large and tracker.norm == 1
+    balls = LARGE if wide else ((1, 1.0),)
+    point = random_start(tracker, rows, balls[0][0] * tracker.radius, seed, number)
+    for times, share in balls:
+        radius = tracker.distance.new_full((len(rows),), times * tracker.radius)
+        if wide:
+            point = project(point, tracker.x[rows], 1, radius, tracker.box(rows))
         # A flip in a larger ball is no reason to stop, only one in the ball itself.
-        point, _ = climb(tracker, rows, start, radius, max(int(share * steps), 1), goal, eot)
+        point, _ = climb(tracker, rows, point, radius, max(int(share * steps), 1), goal, eot)
     tracker.guess(rows, point)
 
 
@@ -313,8 +301,9 @@ def climb(
         write(s.slope, better, gradient)
         if step in periods:
             back = _check_l1(s) if norm == 1 else _check(s, periods[step])
-            s.point = pick(back, s.best.points, s.point)
-            gradient = pick(back, s.slope, gradient)
+            return_to = column(back, s.point)
+            s.point = torch.where(return_to, s.best.points, s.point)
+            gradient = torch.where(return_to, s.slope, gradient)
         ahead = _ahead(s, gradient, norm, tracker.box(rows[s.index]), step > 0)
         s.previous = s.point
         s.point = ahead
@@ -439,8 +428,3 @@ def _direction(point: Tensor, g: Tensor, norm: float, domain: Domain, share: Ten
     least = size.topk(most, dim=1).values.gather(1, count[:, None] - 1)
     sign = torch.where(size >= least, g.sign().flatten(1), 0)
     return (sign / sign.abs().sum(1, keepdim=True).clamp(min=1)).reshape(g.shape)
-
-
-def pick(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """`yes` for the samples where `mask` `(m,)` holds, else `no`, both `(m, *shape)`."""
-    return torch.where(mask.reshape(-1, *[1] * (yes.ndim - 1)), yes, no)

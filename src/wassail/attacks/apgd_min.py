@@ -9,13 +9,13 @@ import math
 import torch
 from torch import Tensor
 
-from wassail.attacks.apgd import climb, pick
+from wassail.attacks.apgd import climb
 from wassail.attacks.minimal.tracker import Tracker
 from wassail.attacks.pointwise import Objective
 from wassail.attacks.walk import top_rivals
 from wassail.device import take
 from wassail.errors import InputError, unknown
-from wassail.geometry import project, steepest, vector_norm, wide_norm
+from wassail.geometry import column, project, steepest, vector_norm, wide_norm
 from wassail.losses import ASCENTS, strongest_rival, targeted_dlr_ascent
 from wassail.progress import Tick
 from wassail.threat import Domain, dual
@@ -78,7 +78,8 @@ def apgd_engine(
         box = tracker.box(rows)
         known = torch.isfinite(tracker.distance[rows])
         fresh = x + steepest(x, gradient, tracker.norm, radius, box)
-        start = pick(known, tracker.points[rows], pick(radius > tried, fresh, best))
+        start = torch.where(column(radius > tried, x), fresh, best)
+        start = torch.where(column(known, x), tracker.points[rows], start)
         start = project(start, x, tracker.norm, radius, box)
         best, flipped = climb(tracker, rows, start, radius, steps, goal)
         tracker.shorten(rows[flipped.nonzero()[:, 0]], QUICK)

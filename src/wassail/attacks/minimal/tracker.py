@@ -240,8 +240,8 @@ class Tracker:
         if host_waits(flipped) or bool(flipped.any()):
             keep = self._keep_distinct if part.distinct else self._keep
             keep(points, part, flipped, points - part.x if away is None else away)
-        if self.quarter:
-            self._remember()
+            if self.quarter:  # no distance changes anywhere else
+                self._remember()
         return flipped, rival, lead
 
     def _keep_distinct(self, points: Tensor, part: Part, flipped: Tensor, away: Tensor) -> None:
