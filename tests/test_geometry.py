@@ -20,6 +20,7 @@ from wassail import geometry
 from wassail.errors import InputError
 from wassail.geometry import (
     distances,
+    euclidean_step,
     maximiser,
     operator_norm,
     plane_step,
@@ -302,6 +303,37 @@ def test_steepest_in_a_far_box_is_as_without(norm, dtype):
         steepest(x, g, norm, 0.7),
         tol(dtype, 1e-6, 1e-13),
     )
+
+
+@each_dtype
+def test_a_euclidean_step_far_from_walls_is_the_steepest_one(dtype):
+    x, g = torch.randn(2, 4, 3, 4, 4, dtype=dtype, generator=torch.Generator().manual_seed(3))
+    size = torch.linspace(0.1, 2.0, 4, dtype=dtype)
+    for domain in (None, (-100.0, 100.0)):
+        step = euclidean_step(x, g, size, domain)
+        same(step, steepest(x, g, 2.0, size), tol(dtype, 1e-5, 1e-12))
+
+
+def test_a_euclidean_step_gives_what_walls_cut_off_to_what_moves():
+    x = tensor([[1.0, 0.5, 0.5]])
+    g = tensor([[3.0, 4.0, 3.0]])
+    # The first coordinate stands at its wall: the whole length goes to the two others.
+    same(euclidean_step(x, g, tensor([0.1]), BOX), tensor([[0.0, 0.08, 0.06]]))
+    same(euclidean_step(1 - x, -g, tensor([0.1]), BOX), tensor([[0.0, -0.08, -0.06]]))
+    # A longer one ends outside the box, with the length asked for and in the same direction.
+    step = euclidean_step(x, g, tensor([3.0]), BOX)
+    assert length(step, 2)[0] == pytest.approx(3.0)
+    assert step[0, 0] == 0
+    assert (step[0, 1:] > 0.5).all()
+
+
+@pytest.mark.parametrize("size", [0.0, 0.3])
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1.0, 1e30])
+def test_a_euclidean_step_is_finite_where_nothing_can_move(size, scale):
+    x = tensor([[1.0, 0.0, 1.0]], torch.float32)
+    g = scale * tensor([[1.0, -1.0, 2.0]], torch.float32)
+    step = euclidean_step(x, g, tensor([size], torch.float32), BOX)
+    assert torch.equal(step, torch.zeros_like(x))
 
 
 def test_steepest_l1_moves_on_from_a_saturated_pixel():

@@ -181,6 +181,22 @@ def steepest_within(room: Walls, g: Tensor, norm: float, radius: Radius) -> Tens
     return step.reshape(g.shape)
 
 
+def euclidean_step(x: Tensor, g: Tensor, length: Tensor, domain: Domain) -> Tensor:
+    """A step of this Euclidean length `(N,)` along `g`, shape of `x`: what the box cuts off is
+    given to the coordinates that move, in proportion.
+
+    Nearly `steepest` for r = 2, in fewer operations: the share that a coordinate gets may take it
+    out of the box. For points that are projected next.
+    """
+    step = maximiser(g, 2).mul_(column(length, g))
+    if domain is None:
+        return step
+    moved = clip_(step.add_(x), domain).sub_(x)
+    size = vector_norm(moved, 2)
+    # Where a millionth or less is inside the box, there is nothing to give the rest to.
+    return moved.mul_(column(torch.where(size > 1e-6 * length, length / size, 1.0), g))
+
+
 def project(
     point: Tensor, center: Tensor, norm: float, radius: Radius, domain: Domain = None
 ) -> Tensor:

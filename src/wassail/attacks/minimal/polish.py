@@ -9,7 +9,7 @@ from torch import Tensor
 
 from wassail.attacks.minimal.tracker import Tracker
 from wassail.device import take
-from wassail.geometry import project, room, steepest, vector_norm
+from wassail.geometry import euclidean_step, project, room, steepest, vector_norm
 from wassail.network import Tape
 from wassail.threat import Domain
 
@@ -48,7 +48,7 @@ def falling(length: float, k: int, times: int) -> float:
 
 def corner(radius: Tensor, x: Tensor) -> Tensor:
     """How far the corners of linf balls are in l2, `(m,)`."""
-    return radius * math.sqrt(max(x[:1].numel(), 1))
+    return radius * math.sqrt(max(x.shape[1:].numel(), 1))
 
 
 def polish(
@@ -110,7 +110,10 @@ def polish(
             move = _sparse_step(tracker, rows, current, w, share * radius)
         elif k >= (1 - straight) * times:
             size = share * _euclidean(tracker, rows, radius)
-            move = steepest(current, w, 2.0, size, part.domain)
+            if tracker.norm == math.inf:  # as long as the corners: most coordinates meet walls
+                move = steepest(current, w, 2.0, size, part.domain)
+            else:
+                move = euclidean_step(current, w, size, part.domain)
         else:
             move = steepest(current, w, tracker.norm, share * radius, part.domain)
         velocity = velocity.mul_(MOMENTUM).add_(move) if k else move
