@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import wassail as ws
-from wassail.evaluation.indicators import check, converged, indicators, mode, rounding, transfer
+from wassail.evaluation.indicators import check, converged, indicators, mode, transfer
 from wassail.evaluation.plan import plan
 from wassail.evaluation.result import Finding, Row
 from wassail.testing import LinearClassifier
@@ -231,26 +231,6 @@ def test_convergence() -> None:
     label = constant(X[:1]).argmax(1).expand(FEW)
     stuck = converged(constant, X[:FEW], label, INF, passes=40)
     assert stuck.level == "warning" and f"{FEW} of {FEW} samples have no flip" in stuck.text
-
-
-def test_rounding_is_noted() -> None:
-    flips = ws.nearest(MLP, X[:20], Y[:20], INF, passes=60)
-    assert rounding(MLP, flips).level == "ok"
-    x = torch.tensor([[0.5, 0.5]]).double()
-    narrow = ws.Flips.from_points(
-        _band, x, torch.tensor([0]), torch.tensor([[0.503, 0.5]]).double(), 2
-    )
-    assert narrow.success.all()
-    found = rounding(_band, narrow)
-    assert found.level == "note" and "1 of 1 flips do not survive" in found.text
-
-
-def _band(x: Tensor) -> Tensor:
-    """Class 1 in a band around 0.503 that holds no multiple of 1/255 (128/255 = 0.50196,
-    129/255 = 0.50588).
-    """
-    inside = 0.0005 - (x[:, 0] - 0.503).abs()
-    return torch.stack([torch.zeros_like(inside), inside], 1)
 
 
 THREATS = (ws.Threat(2, 1, 0.1), ws.Threat(2, INF, 0.1))

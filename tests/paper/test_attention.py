@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from support.attention import attend, jacobian_norm, local_bound, steepest
 from wassail.errors import InputError
 from wassail.paper import attention as paper
 from wassail.paper import attention_bounds as at
@@ -38,7 +39,7 @@ def case(
 
 
 def true_norm(x: Tensor, *head: Tensor | None) -> float:
-    jacobian = torch.autograd.functional.jacobian(lambda t: paper.attend(t, *head), x)
+    jacobian = torch.autograd.functional.jacobian(lambda t: attend(t, *head), x)
     return float(torch.linalg.matrix_norm(jacobian.flatten(0, 1).flatten(1), 2))
 
 
@@ -68,9 +69,7 @@ def test_attend_is_torch_attention_with_all_its_biases():
     a = k.mT @ q / scale
     u = (k.mT @ b_q[..., None])[..., 0] / scale
     ours = (
-        paper.attend(x, a, out @ v, u)
-        + (out @ b_v[..., None]).sum(0)[:, 0]
-        + mha.out_proj.bias.detach()
+        attend(x, a, out @ v, u) + (out @ b_v[..., None]).sum(0)[:, 0] + mha.out_proj.bias.detach()
     )
     theirs = mha(x[None], x[None], x[None])[0][0].detach()
     assert torch.allclose(ours, theirs, atol=1e-12)
@@ -83,10 +82,10 @@ def test_no_scores_or_one_token_is_the_value_matrix():
     a = normal(1, 3, 3)
     for n in (1, 2, 7):
         x = normal(2, n, 3)
-        assert float(at.local_bound(x, zero, v)) == pytest.approx(size, rel=1e-10)
+        assert float(local_bound(x, zero, v)) == pytest.approx(size, rel=1e-10)
         assert at.global_bound(n, zero, v, 5.0) == pytest.approx(size, rel=1e-12)
     x = normal(3, 1, 3)
-    assert float(at.local_bound(x, a, v)) == pytest.approx(size, rel=1e-10)
+    assert float(local_bound(x, a, v)) == pytest.approx(size, rel=1e-10)
     assert at.global_bound(1, a, v, 5.0) == pytest.approx(size, rel=1e-12)
     assert at.global_bound(1, a, v, 5.0) >= size
 
@@ -104,15 +103,15 @@ def test_two_tokens_in_one_dimension():
     other = (1 - p) * (1 + (-1 - m) * 0.7)
     truth = max(abs(same + other), abs(same - other))  # [[same, other], [other, same]]
     assert true_norm(x, a, v) == pytest.approx(truth, rel=1e-12)
-    assert truth <= float(at.local_bound(x, a, v)) <= 1.5 * truth
-    assert paper.jacobian_norm(lambda t: paper.attend(t, a, v), x) == pytest.approx(truth, rel=1e-8)
+    assert truth <= float(local_bound(x, a, v)) <= 1.5 * truth
+    assert jacobian_norm(lambda t: attend(t, a, v), x) == pytest.approx(truth, rel=1e-8)
 
 
 def test_global_above_region_above_local_above_truth():
     for parameters in CASES:
         x, a, v, bias, mask = case(*parameters[:5], bias=parameters[5], hidden=parameters[6])
         truth = true_norm(x, a, v, bias, mask)
-        local = float(at.local_bound(x, a, v, bias, mask))
+        local = float(local_bound(x, a, v, bias, mask))
         ball = at.global_bound(len(x), a, v, float(x.norm(dim=1).max()) * (1 + 1e-15), bias, mask)
         assert truth <= local <= ball, parameters
         assert local <= 4.5 * truth, parameters
@@ -166,7 +165,7 @@ def test_everything_moves_no_further_than_said():
         state = at._State.make(x, a, bias, mask)
         parts = terms(x, a, v, state)
         jacobian = torch.autograd.functional.jacobian(
-            lambda t, h=(a, v, bias, mask): paper.attend(t, *h), x
+            lambda t, h=(a, v, bias, mask): attend(t, *h), x
         )
         assert torch.allclose(sum(parts), jacobian.flatten(0, 1).flatten(1), atol=1e-10)
         g = normal(8, len(x), len(v))
@@ -284,13 +283,13 @@ def test_ascent_stays_below_the_global_bound_and_climbs():
         x, a, v, bias, mask = case(*parameters[:5], bias=parameters[5], hidden=parameters[6])
 
         def function(t: Tensor, head=(a, v, bias, mask)) -> Tensor:
-            return paper.attend(t, *head)
+            return attend(t, *head)
 
         def project(t: Tensor) -> Tensor:
             return t / t.norm(dim=1, keepdim=True).clamp(min=1)
 
-        found, point = paper.steepest(function, x, project, steps=15)
-        assert paper.jacobian_norm(function, x) <= found * (1 + 1e-6)
+        found, point = steepest(function, x, project, steps=15)
+        assert jacobian_norm(function, x) <= found * (1 + 1e-6)
         assert found <= true_norm(point, a, v, bias, mask) * (1 + 1e-9)
         assert found <= at.global_bound(len(x), a, v, 1.0 + 1e-12, bias, mask), parameters
 
@@ -302,7 +301,7 @@ def test_tokens_around_a_centre():
         assert bias is not None
         c = 3 * normal(seed + 50, 4)
         assert torch.allclose(
-            paper.attend(x + c, a, v, bias), paper.attend(x, a, v, bias + a @ c) + v @ c, atol=1e-10
+            attend(x + c, a, v, bias), attend(x, a, v, bias + a @ c) + v @ c, atol=1e-10
         )
         assert true_norm(x + c, a, v, bias) <= at.global_bound(6, a, v, 1 + 1e-12, bias + a @ c)
 
@@ -336,7 +335,7 @@ def test_the_steepest_rows_attain_fact_3():
         [[0.0, 0, -math.inf], [-math.inf, 0, -math.inf], [0, 0, -math.inf]], dtype=torch.float64
     )
     mask[0, 0] = -2 * steep  # balances the scores of the first row, <1, 5> against <-1, 5>
-    jacobian = torch.autograd.functional.jacobian(lambda t: paper.attend(t, a, v, None, mask), x)[
+    jacobian = torch.autograd.functional.jacobian(lambda t: attend(t, a, v, None, mask), x)[
         0, 0, :, 0
     ]
     without_third = jacobian - torch.tensor([steep, 0, 0], dtype=torch.float64)
@@ -356,8 +355,8 @@ def test_heads_add_or_stack():
         v = normal(seed + 2, h, 2, d)
         out = normal(seed + 3, h, 4, 2)
         bias = normal(seed + 4, h, d)
-        joint = [float(at.local_bound(x, a[k], out[k] @ v[k], bias[k])) for k in range(h)]
-        single = [float(at.local_bound(x, a[k], v[k], bias[k])) for k in range(h)]
+        joint = [float(local_bound(x, a[k], out[k] @ v[k], bias[k])) for k in range(h)]
+        single = [float(local_bound(x, a[k], v[k], bias[k])) for k in range(h)]
         bound = at.heads(joint, single, out.transpose(0, 1).flatten(1))
         assert true_norm(x, a, out @ v, bias) <= bound
         assert bound <= sum(joint) * (1 + 1e-12)
@@ -372,16 +371,16 @@ def test_heads_add_or_stack():
 def test_batches_of_inputs():
     _, a, v, bias, mask = case(0, 5, 4, 2.0, bias=1.0, hidden=True)
     x = normal(7, 2, 3, 5, 4)
-    found = at.local_bound(x, a, v, bias, mask)
+    found = local_bound(x, a, v, bias, mask)
     assert found.shape == (2, 3)
-    assert float(found[1, 2]) == float(at.local_bound(x[1, 2], a, v, bias, mask))
+    assert float(found[1, 2]) == float(local_bound(x[1, 2], a, v, bias, mask))
 
 
 def test_a_large_score_is_no_overflow():
     x, a, v, bias, mask = case(3, 6, 4, 1e6, bias=1e4, hidden=True)
     for radius in (0.0, 1e-3, 10.0):
         assert math.isfinite(float(at.region_bound(x - radius, x + radius, a, v, bias, mask)))
-    assert true_norm(x, a, v, bias, mask) <= float(at.local_bound(x, a, v, bias, mask))
+    assert true_norm(x, a, v, bias, mask) <= float(local_bound(x, a, v, bias, mask))
 
 
 def test_unbounded_tokens_are_refused():
@@ -398,8 +397,8 @@ def test_local_bound_is_within_a_factor_two():
         for steep in (0.1, 1.0, 10.0):
             for seed in range(2):
                 x, a, v, _, _ = case(10 * seed, n, 16, steep)
-                exact = paper.jacobian_norm(lambda t, a=a, v=v: paper.attend(t, a, v), x)
-                ratio = float(at.local_bound(x, a, v)) / exact
+                exact = jacobian_norm(lambda t, a=a, v=v: attend(t, a, v), x)
+                ratio = float(local_bound(x, a, v)) / exact
                 assert 1 - 1e-9 <= ratio <= 2
                 logs.append(math.log(ratio))
     assert math.exp(sum(logs) / len(logs)) <= 1.35
@@ -429,9 +428,9 @@ def test_what_a_term_moves_is_added(k: int, monkeypatch: pytest.MonkeyPatch):
     none = [torch.zeros(()).double(), torch.zeros(()).double(), torch.zeros(9).double()]
     some = [t + 1e-3 if j == k else t for j, t in enumerate(none)]
     monkeypatch.setattr(at, "_drift", lambda *_: none)
-    before = float(at.local_bound(x, a, v, bias))
+    before = float(local_bound(x, a, v, bias))
     monkeypatch.setattr(at, "_drift", lambda *_: some)
-    assert float(at.local_bound(x, a, v, bias)) == pytest.approx(before + 1e-3, rel=1e-10)
+    assert float(local_bound(x, a, v, bias)) == pytest.approx(before + 1e-3, rel=1e-10)
 
 
 def test_known_probabilities_help():

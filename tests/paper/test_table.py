@@ -5,7 +5,6 @@ and runs that go on.
 import csv
 import io
 import math
-import shutil
 
 import pytest
 
@@ -25,7 +24,7 @@ from wassail.paper.published import (
     published,
     usual_eps,
 )
-from wassail.paper.table import Cell, Entry, Line, Table, load_table, safe_name, table
+from wassail.paper.table import Cell, Entry, Line, Table, safe_name, table
 from wassail.threat import Threat
 from wassail.transport.distribution import allocate
 from wassail.zoo.source import Source
@@ -260,10 +259,6 @@ def test_a_table_goes_on(made) -> None:
         (k, v) for k, v in found.done[0].accuracies.items() if not k.startswith("all")
     }
     assert "apgd-dlr" in again.done[0].accuracies
-    read = load_table(folder)
-    assert [line.accuracies for line in read.rows] == [again.done[0].accuracies] and read.rows[
-        0
-    ].model == "digits-mlp"
     other = table(
         ["digits-mlp@inf=0.05"],
         None,
@@ -277,28 +272,6 @@ def test_a_table_goes_on(made) -> None:
     assert (
         other.rows[0].problem is not None and "samples" in other.rows[0].problem
     )  # other data: refused, and the line says so
-    with pytest.raises(InputError, match="holds no run"):
-        load_table(folder / "nothing")
-
-
-def test_a_table_is_read_while_it_is_made(made, tmp_path) -> None:
-    copy = tmp_path / "table" / "run"
-    shutil.copytree(made[0] / "digits-mlp-linf-0.05", copy)
-    shutil.rmtree(copy / "results" / "attack@wda@2@0.05")
-    line = load_table(copy.parent).rows[0]
-    assert (
-        not line.finished
-        and "wda-2" not in line.figures
-        and "wda-1" in line.figures
-        and str(line).endswith("unfinished")
-    )
-    shutil.rmtree(copy / "results" / "clean")
-    line = load_table(copy.parent).rows[0]
-    assert (
-        line.problem is not None
-        and "--resume" in line.problem
-        and (line.model, line.eps) == ("digits-mlp", 0.05)
-    )
 
 
 def test_published_stands_beside_ours(tmp_path, monkeypatch) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import wassail as ws
+from support.attention import attend, euclidean_bound
 from support.networks import Net
 from support.rounding import long
 from wassail.certificates.graph.activations import ACTIVATIONS
@@ -25,7 +26,7 @@ from wassail.certificates.graph.region import Ball, Region
 from wassail.certificates.lipschitz.steepest import jacobians
 from wassail.paper import attention_layout as layout
 from wassail.paper import corollary, transformer_constants
-from wassail.paper.attention import attend, castin
+from wassail.paper.attention import castin
 from wassail.paper.attention_bounds import (
     _sizes,
     global_bound,
@@ -164,7 +165,7 @@ def graph_of(kind: str, seed: int) -> Graph:
 
 def modules(graph: Graph, region: Region) -> float:
     """The Euclidean constant over a region."""
-    return transformer_constants.euclidean_bound(graph, region, 2.0, 2.0)
+    return euclidean_bound(graph, region, 2.0, 2.0)
 
 
 def norms(graph: Graph, x: Tensor) -> Tensor:

@@ -434,26 +434,6 @@ def _shrinking(gain: float, few: int, passes: int) -> Finding:
     return Finding("convergence", "ok", f"{text}.")
 
 
-def rounding(model: Model, flips: Flips, batch_size: int | None = None) -> Finding:
-    """How many flips survive saving as 8-bit images; those that do not are flips all the same.
-    Two forwards a sample.
-    """
-    known = int((flips.success & (flips.distances > 0)).sum())
-    if flips.domain is None or not known:
-        return Finding(
-            "rounding", "ok", "There are no flips in a box that could be saved as images."
-        )
-    kept = flips.rounded(model, batch_size=batch_size)
-    lost = known - int((kept.success & (kept.distances > 0)).sum())
-    if lost:
-        text = (
-            f"{lost} of {known} flips do not survive rounding to 8 bits: keep them as floats "
-            "(.pt, .npz), not as PNG."
-        )
-        return Finding("rounding", "note", text)
-    return Finding("rounding", "ok", f"All {known} flips survive rounding to 8 bits.")
-
-
 def indicators(
     run: Outcome, units: Sequence[Unit], known: Mapping[str, Tensor], found: Tensor | None = None
 ) -> Iterator[Finding]:

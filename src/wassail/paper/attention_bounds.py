@@ -174,24 +174,6 @@ class _State:
         )
 
 
-def local_bound(
-    x: Tensor, a: Tensor, v: Tensor, bias: Tensor | None = None, mask: Tensor | None = None
-) -> Tensor:
-    """An upper bound on `|J(X)|` at inputs `(..., n, d)`: `(...)`.
-
-    Besides the sum of the three terms (the first is `|V| |P|`, the second as in fact 1), the input
-    is split into what all tokens share and the rest, `1 (x) c` and `D` with `sum_j D_j = 0`. On the
-    first, where the second term vanishes, `J` is the matrix `M = [V (I + S_i A)]_i / sqrt(n)`; it
-    is known, and so is `N = M^T J` on the rest. On the rest, with `Q = P - 1/n`,
-
-        |J| <= b = (|Q (x) V|^2 + |T|^2 + 2 |T (Q (x) V)^T|)^(1/2) + max_i |V S_i A|,
-
-    the mixed product being of the form of `T` again. `|J|^2` is at most the largest eigenvalue of
-    `[[|M|^2, |N|], [|N|, b^2]]`.
-    """
-    return _each(lambda t: region_bound(t, t, a, v, bias, mask), x)
-
-
 def region_bound(
     low: Tensor,
     high: Tensor,
@@ -208,10 +190,10 @@ def region_bound(
 
     p: where the entries of `P` are known to lie, `(n, n)` each; most: as in `global_bound`.
 
-    The least of three: `local_bound` in the middle plus how far each term may move from there
-    (interval arithmetic on scores, `P`, means and deviations); the sum of the three terms with each
-    bounded on the box; and `global_bound` on the balls around 0 and around the middle of the tokens
-    that contain the box.
+    The least of three: the bound at the middle (`_middle`) plus how far each term may move from
+    there (interval arithmetic on scores, `P`, means and deviations); the sum of the three terms
+    with each bounded on the box; and `global_bound` on the balls around 0 and around the middle of
+    the tokens that contain the box.
     """
     if not (low <= high).all() or not torch.isfinite(high - low).all():
         raise InputError(
@@ -283,8 +265,18 @@ def _global_balls(
 def _middle(
     at: _State, a: Tensor, v: Tensor, pulled: Tensor, first: Tensor, second: Tensor, third: Tensor
 ) -> Tensor:
-    """`local_bound` without rounding: pulled `(n, n, o)` holds `V P_ij (x_j - m_i)`; then the
-    norms of the three terms.
+    """An upper bound on `|J(X)|` at one input, without rounding.
+
+    Besides the sum of the three terms (the first is `|V| |P|`, the second as in fact 1), the input
+    is split into what all tokens share and the rest, `1 (x) c` and `D` with `sum_j D_j = 0`. On the
+    first, where the second term vanishes, `J` is the matrix `M = [V (I + S_i A)]_i / sqrt(n)`; it
+    is known, and so is `N = M^T J` on the rest. On the rest, with `Q = P - 1/n`,
+
+        |J| <= b = (|Q (x) V|^2 + |T|^2 + 2 |T (Q (x) V)^T|)^(1/2) + max_i |V S_i A|,
+
+    the mixed product being of the form of `T` again. `|J|^2` is at most the largest eigenvalue of
+    `[[|M|^2, |N|], [|N|, b^2]]`. pulled `(n, n, o)` holds `V P_ij (x_j - m_i)`; then the norms of
+    the three terms.
     """
     n = len(at.x)
     largest = third.max()
@@ -415,8 +407,3 @@ def _pull(at: _State, g: Tensor, a: Tensor, v: Tensor) -> Tensor:
     scores = at.p * (g @ at.x.T)
     scores = scores - at.p * scores.sum(-1, keepdim=True)
     return at.p.T @ g + scores.mT @ at.y + scores @ at.x @ a
-
-
-def _each(function: Function, x: Tensor) -> Tensor:
-    found = [function(t) for t in x.reshape(-1, *x.shape[-2:])]
-    return torch.stack(found).reshape(x.shape[:-2])

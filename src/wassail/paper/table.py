@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from wassail.errors import InputError, unknown
-from wassail.evaluation.plan import read_threats
 from wassail.evaluation.protocol import evaluate
 from wassail.evaluation.result import Row
 from wassail.evaluation.run import Evaluation
-from wassail.evaluation.store.store import Store
 from wassail.paper.published import (
     ATTACKS,
     CLAIMS,
@@ -386,41 +384,6 @@ def table(  # noqa: PLR0913
         found.write(home)
         after(found)
     return Table(tuple(lines))
-
-
-def load_table(folder: str | Path) -> Table:
-    """The table of the runs below a folder, finished or not, without their models; in the order
-    of their folders' names.
-    """
-    places = sorted(path.parent for path in Path(folder).glob("*/config.json"))
-    if not places:
-        raise InputError(
-            f"{str(folder)!r} holds no run: give the folder that `wassail paper table` wrote to."
-        )
-    return Table(tuple(_read(place) for place in places))
-
-
-def _read(place: Path) -> Line:
-    """The line of a run directory; of one that has hardly begun, what is missing."""
-    config = Store.open(place).config
-    model = config["model"]
-    threat = read_threats(config)[0]
-    try:
-        return _line(
-            Evaluation.load(place),
-            place,
-            Entry(str(model["name"])),
-            str(model.get("dataset", "cifar10")),
-        )
-    except InputError as error:
-        return Line(
-            str(model["name"]),
-            str(config["data"]["name"]),
-            threat.norm,
-            threat.eps,
-            problem=str(error),
-            finished=False,
-        )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Graph, Node
 from wassail.certificates.graph.maps import Concat, Matrix, Pick, Scale, Sum
-from wassail.certificates.graph.matrix_norms import change, matrix_norm
+from wassail.certificates.graph.matrix_norms import matrix_norm
 from wassail.certificates.graph.operators.normalise import Normalise
 from wassail.certificates.graph.operators.products import Product
 from wassail.certificates.graph.operators.softmax import Softmax
@@ -418,29 +418,3 @@ def log_sum(logs: Sequence[float]) -> float:
     """`log(exp(a) + exp(b) + ...)`."""
     top = max(logs)
     return top if math.isinf(top) else top + math.log(math.fsum(math.exp(t - top) for t in logs))
-
-
-def euclidean_bound(
-    graph: Graph,
-    region: Region,
-    norm_in: float,
-    norm_out: float,
-    known: Mapping[int, Span] | None = None,
-) -> float:
-    """`||J||_{r -> s}` of a transformer over a region by the Euclidean constants of its modules
-    (THEORY 5).
-
-    known: what `ranges` found there, if it has been called already.
-    """
-    walk = TransformerConstants.make(graph, region, known)
-    last = graph.nodes[-1]
-    size = walk.stretch(0, len(graph.nodes) - 1) + math.log(change(graph.outputs, 2.0, norm_out))
-    # or the last matrix changes from the 2-norm to s in one piece
-    if isinstance(last.map, Matrix) and len(last.shape) == 1:
-        leave = matrix_norm(last.map.weight, 2.0, norm_out)
-        size = min(size, walk.stretch(0, last.inputs[0]) + math.log(max(leave, 1e-300)))
-    return (
-        change(graph.inputs, norm_in, 2.0) * math.exp(size) * (1 + 1e-12)
-        if size < 700
-        else math.inf
-    )

@@ -8,7 +8,7 @@ one set of radii and one of flips (THEORY 2a).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -30,25 +30,6 @@ POINTS = 241  # of the grid a curve is drawn on, besides its bends
 
 
 BENDS = 2000  # more bends than this are closer than a line is wide
-
-
-LABEL_ROOM = 0.05  # of the axis, between two names of landmarks; the others are dots only
-
-
-class Known(Protocol):
-    """A known shift: `evaluation.landmarks.Landmark`."""
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-
-    @property
-    def eps(self) -> Mapping[float, float]:
-        """Its eps for each order."""
-
-    @property
-    def accuracy(self) -> float:
-        """The accuracy measured under it."""
 
 
 class Sandwich(Protocol):
@@ -79,14 +60,12 @@ def draw_sandwich(
     *,
     eps: Number | None = None,
     mark: Number | None = None,
-    landmarks: Sequence[Known] = (),
 ) -> Figure:
     """One panel for each curve, as a rule the orders 1, 2 and inf of the same flips and radii; one
     legend for all.
 
     eps: where the axes end (default: where nearly all known flips are paid for); mark: a budget to
-    point out, with both accuracies there, as a rule the one the model was trained for; landmarks:
-    known shifts, each drawn at its eps and the accuracy measured under it.
+    point out, with both accuracies there, as a rule the one the model was trained for.
     """
     if not curves:
         raise InputError(
@@ -99,7 +78,6 @@ def draw_sandwich(
     panels = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
     for axes, curve in zip(panels, curves):
         plot_curve(curve, axes, end, budget)
-        _draw_landmarks(axes, curve.order, end, landmarks)
     for axes in panels[1:]:
         axes.set_ylabel("")
     handles, labels = panels[0].get_legend_handles_labels()
@@ -224,33 +202,6 @@ def _label(
         color=INK[side],
         zorder=6,
     )
-
-
-def _draw_landmarks(axes: Axes, order: float, end: float, landmarks: Sequence[Known]) -> None:
-    """Dots for the known shifts within the axes; names where there is room for them."""
-    inside = [mark for mark in landmarks if mark.eps.get(order, math.inf) <= end]
-    inside.sort(key=lambda mark: mark.eps[order])
-    label = "known shifts, measured"
-    last = -math.inf
-    for mark in inside:
-        eps = mark.eps[order]
-        height = 100 * mark.accuracy
-        axes.plot([eps], [height], "D", color="0.2", ms=3.5, zorder=7, label=label)
-        label = "_"  # one line of the legend for all
-        if eps - last >= LABEL_ROOM * end:
-            last = eps
-            axes.annotate(
-                mark.name,
-                (eps, height),
-                (0, -6),
-                textcoords="offset points",
-                fontsize=7,
-                rotation=-90,
-                ha="center",
-                va="top",
-                color="0.2",
-                zorder=7,
-            )
 
 
 def _knots(curve: Sandwich, end: float) -> list[float]:

@@ -66,11 +66,6 @@ class Entry:
     training: str  # "standard", "adversarial", "certified" or "noise"
     summary: str
 
-    @property
-    def adversarial(self) -> bool:
-        """Whether it was trained on adversarial examples."""
-        return self.training == "adversarial"
-
 
 _SUMMARIES = {
     "mlp": "ReLU perceptron 64-32-32-10",

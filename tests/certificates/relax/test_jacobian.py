@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wassail as ws
+from support.attention import euclidean_bound
 from support.graphs import NORMS, crowd
 from support.networks import Net, seeded
 from support.transformers import CURVED
@@ -36,7 +37,6 @@ from wassail.certificates.relax.norms import product
 from wassail.certificates.relax.ranges import Rays, far_ranges, one_region, ranges, smooth_bounds
 from wassail.certificates.relax.tangents import centred
 from wassail.certificates.search.input_boxes import InputSearch
-from wassail.paper.transformer_constants import euclidean_bound
 from wassail.zoo.onnx import load_onnx
 
 inf = math.inf
