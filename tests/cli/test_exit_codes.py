@@ -45,7 +45,6 @@ COMMANDS = {
     "evaluate": (["evaluate", *QUICK, *OUT], "go on with --resume."),
     "evaluate, nothing kept": (["evaluate", *QUICK], "interrupted."),
     "certify": (["certify", "digits-mlp", "-n", "2", "--eps", "0.1", *OUT], "interrupted."),
-    "smooth": (["smooth", "digits-mlp", "--sigma", "0.1", *OUT], "go on with --resume."),
     "demo": (["demo"], "start it again to go on."),
     "table": (["paper", "table", "digits-mlp", "-n", "2", *OUT], "go on with --resume."),
     "models": (["models"], "interrupted."),
@@ -65,9 +64,8 @@ def test_only_a_command_that_can_go_on_says_so(
     def stopped(options: object) -> int:
         raise KeyboardInterrupt
 
-    for name in ("evaluate", "certify", "smooth", "table", "demo", "models"):
+    for name in ("evaluate", "certify", "table", "demo", "models"):
         monkeypatch.setattr(parser, f"{name}_command", stopped, raising=False)
-    monkeypatch.setattr("wassail.cli.smooth._smooth", lambda *_: stopped(None))
     assert main(words) == 130
     said = capsys.readouterr().err
     assert said.startswith("wassail: interrupted.") and said.rstrip().endswith(end)

@@ -71,7 +71,7 @@ def good_run(out: Path) -> Path:
 
 
 def good_votes(out: Path) -> Path:
-    """The files of `wassail smooth`."""
+    """The files of `wassail evaluate --smooth`."""
     from wassail.cli.parser import main
 
     words = "smooth digits-mlp --sigma 0.2 -n 4 --draws 200 --passes 20 --eps 0.05 0.2 --quiet"

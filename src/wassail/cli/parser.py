@@ -50,13 +50,18 @@ from wassail.cli.options import (
 from wassail.cli.others import NO_OTHERS, others_options
 from wassail.cli.shared import MODEL_OPTIONS
 from wassail.cli.signoff import NO_SIGN_OFF, signoff_options
-from wassail.cli.smooth import evaluate_options, smooth_options
+from wassail.cli.smooth import smooth_options
 from wassail.cli.task import NO_TASK, task_options
 from wassail.cli.vnnlib import vnnlib_options
 from wassail.errors import BAD_INPUT, HOLDS, INTERNAL, SIGNALLED, InputError
 from wassail.names import EXPORTS, FIGURES, SLOPES
 
 SHELLS = ("bash", "zsh", "fish")
+# Commands of earlier versions, and what replaces them.
+GONE = {
+    "attack": "wassail evaluate --no-look, or without that option for its checks, too",
+    "smooth": "wassail evaluate MODEL --smooth SIGMA, with --order 1 and --passes 50 as it had",
+}
 # Seconds for the proof of a sample in a pack: some hundred samples take minutes, not an hour.
 PACK_EFFORT = "0.3"
 
@@ -107,10 +112,9 @@ def _main(argv: Sequence[str] | None) -> int:
     options = argparse.Namespace()
     try:
         with _ending():
-            if words[0] == "attack":
+            if words[0] in GONE:
                 raise InputError(
-                    "`wassail attack` is a part of `wassail evaluate`: write wassail evaluate "
-                    "--no-look, or without that option for its checks, too."
+                    f"`wassail {words[0]}` is a part of `wassail evaluate`: write {GONE[words[0]]}."
                 )
             file = config_in(words) if words[0] in ("evaluate", "evidence") else None
             if file is not None:
@@ -200,10 +204,6 @@ def _parser() -> argparse.ArgumentParser:
     _verify_command(children)
     _export_command(children)
     _certify_command(children)
-    smooth = children.add_parser(
-        "smooth", help="certify a model of any size under Gaussian noise, from both sides"
-    )
-    smooth_options(smooth)
     vnnlib_options(children)
     omega_options(children)
     _paper_commands(children)
@@ -320,7 +320,7 @@ def _evaluate_command(children: argparse._SubParsersAction[Any]) -> argparse.Arg
         "--config", metavar="FILE", default=None, help="options from a file of `wassail init`"
     )
     signoff_options(evaluate)
-    evaluate_options(evaluate)
+    smooth_options(evaluate)
     evaluate.set_defaults(run=evaluate_command)
     return evaluate
 
@@ -461,7 +461,7 @@ def _verify_command(children: argparse._SubParsersAction[Any]) -> None:
     seal = children.add_parser(
         "seal", help="write a digest of all that a run claims, signed if there is a key"
     )
-    seal.add_argument("folder", metavar="RUN", help="the --out of an evaluation or of `smooth`")
+    seal.add_argument("folder", metavar="RUN", help="the --out of an evaluation")
     seal.add_argument(
         "--key",
         metavar="FILE",

@@ -1,6 +1,4 @@
-"""`wassail smooth` and `wassail evaluate --smooth`: certificates for a model under noise, from both
-sides.
-"""
+"""`wassail evaluate --smooth`: certificates for a model under noise, from both sides."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wassail.cli.config import actions
-from wassail.cli.options import CHUNK, cluster_options, common_options, model_options
+from wassail.cli.options import CHUNK
 from wassail.cli.shared import (
     checked,
     folder_of,
@@ -52,7 +50,6 @@ is an error. random: the class of one draw.
 certified: at least so much stays right under every distribution within Wasserstein distance eps.
 attacked: at most so much, under a distribution that was found. Kumar: the bound of Kumar, Levine
 and Feizi (2022) for `random`, from the same draws."""
-FILES = "votes.safetensors, attack.safetensors, smoothing.json, report.html and sandwich.svg"
 DRAWS = 1000
 CONFIDENCE = "0.999"
 BUDGETS = ["0", "0.05", "0.1", "0.25", "0.5"]
@@ -109,50 +106,6 @@ class _Smooth(argparse.Action):
 
 
 def smooth_options(parser: argparse.ArgumentParser) -> None:
-    """What `wassail smooth` takes."""
-    model_options(parser)
-    parser.add_argument(
-        "--sigma", required=True, help="standard deviation of the noise, for example 0.25"
-    )
-    parser.add_argument(
-        "--draws", type=int, default=DRAWS, help="draws of each sample (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--confidence",
-        default=CONFIDENCE,
-        help="that all that is said holds (default: %(default)s for each side)",
-    )
-    parser.add_argument(
-        "--eps",
-        nargs="+",
-        default=BUDGETS,
-        help=f"budgets in the l2 norm (default: {' '.join(BUDGETS)})",
-    )
-    parser.add_argument(
-        "--order", nargs="+", default=["1"], metavar="P", help="Wasserstein orders (default: 1)"
-    )
-    parser.add_argument(
-        "--passes",
-        type=int,
-        default=50,
-        help="passes of the attack for each sample; 0 for none (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on with the votes in --out; --draws may grow to a multiple of the first",
-    )
-    cluster_options(parser.add_argument_group("cluster"))
-    common_options(
-        parser,
-        norm="2",
-        threads=None,
-        out=FILES,
-    )
-    parser.set_defaults(run=smooth_command, name=None, batch_size=None)
-
-
-def evaluate_options(parser: argparse.ArgumentParser) -> None:
     """What `wassail evaluate` takes for a smoothed model."""
     group = parser.add_argument_group("smoothing")
     group.add_argument(
@@ -160,7 +113,7 @@ def evaluate_options(parser: argparse.ArgumentParser) -> None:
         action=_Smooth,
         default=None,
         metavar="SIGMA",
-        help="under Gaussian noise, in l2: see `wassail smooth`",
+        help="the model under Gaussian noise of this size, in l2",
     )
     group.add_argument(
         "--draws",
@@ -177,62 +130,9 @@ def evaluate_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def smooth_command(options: argparse.Namespace) -> int:
-    """`wassail smooth`."""
-    return _smooth(options, options.sigma)
-
-
 def evaluate_smoothed(options: argparse.Namespace) -> int:
-    """`wassail evaluate --smooth SIGMA`: the same as `wassail smooth --sigma SIGMA`."""
-    if options.certify not in (None, "auto", "smoothing"):
-        raise InputError(
-            f"--certify {options.certify} is for the bare model: with --smooth give smoothing, or "
-            "nothing."
-        )
-    for option, default in FOREIGN.items():
-        if getattr(options, option) != default:
-            raise InputError(
-                f"--{option.replace('_', '-')} is not for a smoothed model: leave it away, or "
-                "leave --smooth away."
-            )
-    if options.eps == [None]:
-        options.eps = BUDGETS
-    return _smooth(options, options.smooth)
-
-
-def refuse_alone(options: argparse.Namespace) -> None:
-    """Options of a smoothed model say nothing without --smooth."""
-    for option, default in (("draws", DRAWS), ("confidence", CONFIDENCE)):
-        if getattr(options, option, default) != default:
-            raise InputError(f"--{option} is for --smooth: add that, or leave it away.")
-
-
-def _asked(options: argparse.Namespace, sigma: str) -> Asked:
-    """The options, checked without a model."""
-    norm, domain = checked(options)
-    if norm != 2:
-        raise InputError("Gaussian noise certifies the l2 norm: leave --norm away, or give 2.")
-    if not isinstance(options.passes, int) or options.passes < 0:
-        raise InputError(
-            f"--passes is {options.passes}: give a number of passes for the smoothed model, 0 for "
-            "no attack."
-        )
-    if options.resume and options.out is None:
-        raise InputError("--resume goes on with the votes in --out: name it.")
-    return Asked(
-        sigma,
-        parse_confidence(options.confidence),
-        sorted({_budget(e) for e in options.eps}),
-        list(dict.fromkeys(map(parse_order, options.order))),
-        options.passes,
-        domain,
-        options.name or options.model,
-    )
-
-
-def _smooth(options: argparse.Namespace, sigma: str) -> int:
-    """Votes, attack, table and files."""
-    asked = _asked(options, sigma)
+    """`wassail evaluate --smooth SIGMA`: votes, attack, table and files."""
+    asked = _asked(options)
     folder = folder_of(options)
     if folder is not None and (folder / "config.json").exists():
         raise InputError(f"{str(folder)!r} has a run of the bare model: choose another --out.")
@@ -275,6 +175,49 @@ def _smooth(options: argparse.Namespace, sigma: str) -> int:
     if folder is not None:
         _write(about, folder, proof, found, asked)
     return 0
+
+
+def refuse_alone(options: argparse.Namespace) -> None:
+    """Options of a smoothed model say nothing without --smooth."""
+    for option, default in (("draws", DRAWS), ("confidence", CONFIDENCE)):
+        if getattr(options, option, default) != default:
+            raise InputError(f"--{option} is for --smooth: add that, or leave it away.")
+
+
+def _asked(options: argparse.Namespace) -> Asked:
+    """The options, checked without a model."""
+    if options.certify not in (None, "auto", "smoothing"):
+        raise InputError(
+            f"--certify {options.certify} is for the bare model: with --smooth give smoothing, or "
+            "nothing."
+        )
+    for option, default in FOREIGN.items():
+        if getattr(options, option) != default:
+            raise InputError(
+                f"--{option.replace('_', '-')} is not for a smoothed model: leave it away, or "
+                "leave --smooth away."
+            )
+    if options.eps == [None]:
+        options.eps = BUDGETS
+    norm, domain = checked(options)
+    if norm != 2:
+        raise InputError("Gaussian noise certifies the l2 norm: leave --norm away, or give 2.")
+    if not isinstance(options.passes, int) or options.passes < 0:
+        raise InputError(
+            f"--passes is {options.passes}: give a number of passes for the smoothed model, 0 for "
+            "no attack."
+        )
+    if options.resume and options.out is None:
+        raise InputError("--resume goes on with the votes in --out: name it.")
+    return Asked(
+        options.smooth,
+        parse_confidence(options.confidence),
+        sorted({_budget(e) for e in options.eps}),
+        list(dict.fromkeys(map(parse_order, options.order))),
+        options.passes,
+        domain,
+        options.name or options.model,
+    )
 
 
 def _budget(text: str) -> float:

@@ -103,7 +103,7 @@ def read_smoothing(folder: str | PathLike[str]) -> dict[str, Any]:
         raise InputError(f"cannot read {str(file)!r}: {error.strerror}.") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         raise InputError(
-            f"{str(file)!r} is not what `wassail smooth` writes: run it again with --resume."
+            f"{str(file)!r} is not what `evaluate --smooth` writes: run it again with --resume."
         ) from None
     return dict(about)
 
