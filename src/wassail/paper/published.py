@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 
 from wassail.errors import InputError
 from wassail.threat import parse_eps, parse_norm
@@ -101,163 +103,15 @@ class Published:
 
 
 def _published() -> tuple[Published, ...]:
-    """The published figures."""
-    keys = [column.key for column in PAPER]
-    linf = (math.inf, 8 / 255)
-    l2 = (2.0, 0.5)
-    lines: list[tuple[str, str, str, tuple[float, float], str]] = [
-        (
-            "Bartoldson2024Adversarial_WRN-94-16",
-            "WRN-94-16",
-            "cifar10",
-            linf,
-            "93.68 65.25 32.90 58.71 77.09 46.46 76.15 74.31 74.05 73.71 73.55 73.54",
-        ),
-        (
-            "Bartoldson2024Adversarial_WRN-82-8",
-            "WRN-82-8",
-            "cifar10",
-            linf,
-            "93.11 62.06 27.79 56.81 75.33 41.60 74.17 72.54 71.85 71.59 71.46 71.46",
-        ),
-        (
-            "Cui2023Decoupled_WRN-28-10",
-            "WRN-28-10",
-            "cifar10",
-            linf,
-            "92.16 60.01 26.39 50.97 72.61 39.18 70.60 68.62 68.07 67.73 67.58 67.57",
-        ),
-        (
-            "Wang2023Better_WRN-70-16",
-            "WRN-70-16",
-            "cifar10",
-            linf,
-            "93.25 63.08 28.60 55.17 74.80 41.80 73.46 71.68 71.02 70.69 70.53 70.52",
-        ),
-        (
-            "Wang2023Better_WRN-28-10",
-            "WRN-28-10",
-            "cifar10",
-            linf,
-            "92.44 60.96 23.81 52.03 72.67 36.91 70.24 68.24 67.60 67.31 67.17 67.17",
-        ),
-        (
-            "Xu2023Exploring_WRN-28-10",
-            "WRN-28-10",
-            "cifar10",
-            linf,
-            "93.69 63.25 36.27 52.48 73.98 46.04 67.08 69.00 66.39 63.89 63.93 63.84",
-        ),
-        (
-            "Sehwag2021Proxy_R18",
-            "RN-18",
-            "cifar10",
-            linf,
-            "84.59 54.65 15.23 46.58 63.86 27.38 58.40 57.66 56.30 55.54 55.50 55.50",
-        ),
-        (
-            "Wang2023Better_WRN-70-16",
-            "WRN-70-16",
-            "cifar10",
-            l2,
-            "95.54 77.63 55.57 70.09 86.37 66.73 85.66 85.30 85.00 84.97 84.96 84.97",
-        ),
-        (
-            "Wang2023Better_WRN-28-10",
-            "WRN-28-10",
-            "cifar10",
-            l2,
-            "95.16 76.31 57.42 68.65 85.33 68.10 84.52 83.89 83.71 83.68 83.68 83.68",
-        ),
-        (
-            "Sehwag2021Proxy",
-            "WRN-34-10",
-            "cifar10",
-            l2,
-            "90.93 72.01 39.25 67.96 79.87 53.13 78.23 78.16 77.51 77.24 77.22 77.25",
-        ),
-        (
-            "Sehwag2021Proxy_R18",
-            "RN-18",
-            "cifar10",
-            l2,
-            "89.76 69.75 48.40 65.02 77.68 58.64 75.24 75.32 74.69 74.41 74.41 74.40",
-        ),
-        (
-            "Ding2020MMA",
-            "WRN-28-4",
-            "cifar10",
-            l2,
-            "88.02 63.04 31.35 53.47 71.61 42.89 66.62 66.62 66.22 66.09 66.05 66.06",
-        ),
-        (
-            "Rony2019Decoupling",
-            "WRN-28-10",
-            "cifar10",
-            l2,
-            "89.05 64.19 27.79 51.15 72.30 39.94 66.58 67.08 66.59 66.44 66.41 66.42",
-        ),
-        (
-            "Cui2023Decoupled_WRN-28-10",
-            "WRN-28-10",
-            "cifar100",
-            linf,
-            "73.85 43.68 6.71 24.64 50.42 10.85 43.82 40.37 39.57 39.18 39.17 39.14",
-        ),
-        (
-            "Wang2023Better_WRN-28-10",
-            "WRN-28-10",
-            "cifar100",
-            linf,
-            "72.58 43.61 7.45 24.90 49.81 10.88 44.09 39.66 39.12 38.77 38.70 38.71",
-        ),
-        (
-            "Addepalli2022Efficient_RN18",
-            "RN-18",
-            "cifar100",
-            linf,
-            "65.45 37.64 3.07 14.52 42.01 7.80 33.47 28.82 28.26 27.67 27.65 27.63",
-        ),
-        (
-            "Xu2024MIMIR_Swin-L",
-            "Swin-L",
-            "imagenet",
-            (math.inf, 4 / 255),
-            "78.62 54.86 17.96 48.68 62.09 30.96 59.96 60.30 58.00 59.68 58.32 58.30",
-        ),
-        (
-            "Amini2024MeanSparse_Swin-L",
-            "MeanSparse Swin-L",
-            "imagenet",
-            (math.inf, 4 / 255),
-            "78.80 59.83 25.25 54.56 65.28 38.35 62.12 62.54 61.14 58.92 58.76 58.76",
-        ),
-        (
-            "Liu2023Comprehensive_ConvNeXt-B",
-            "ConvNeXt-B",
-            "imagenet",
-            (math.inf, 4 / 255),
-            "76.02 52.95 16.23 45.84 59.79 28.46 55.90 56.78 54.38 55.82 53.19 53.18",
-        ),
-        (
-            "Singh2023Revisiting_ConvNeXt-S-ConvStem",
-            "ConvNeXt-S-ConvStem",
-            "imagenet",
-            (math.inf, 4 / 255),
-            "74.10 50.31 12.06 41.40 56.35 23.97 52.82 53.20 51.04 52.42 49.92 49.90",
-        ),
-    ]
-    return tuple(
-        Published(
-            name,
-            architecture,
-            dataset,
-            norm,
-            eps,
-            dict(zip(keys, map(float, figures.split()), strict=True)),
-        )
-        for name, architecture, dataset, (norm, eps), figures in lines
-    )
+    """The lines of `published.csv`."""
+    text = (files("wassail.paper") / "published.csv").read_text("utf-8")
+    found = []
+    for row in csv.DictReader(text.splitlines()):
+        figures = {column.key: float(row[column.key]) for column in PAPER}
+        threat = parse_norm(row["norm"]), parse_eps(row["eps"])
+        line = Published(row["name"], row["architecture"], row["dataset"], *threat, figures)
+        found.append(line)
+    return tuple(found)
 
 
 PUBLISHED = _published()
