@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from wassail.errors import InputError
@@ -56,28 +57,46 @@ WIDTH = {
 }  # the exact line lies under the others, which may coincide with it
 
 
-def draw_level(axes: Axes, name: str, height: float, label: str) -> None:
-    """A horizontal line in the style of its name."""
-    axes.axhline(
-        height,
-        color=INK[name],
-        ls=DASHES[name],
-        lw=WIDTH[name],
-        zorder=1 if name == "exact" else 2,
-        label=label,
-    )
+def look(name: str) -> dict[str, Any]:
+    """Colour, dashes and width of a quantity; the exact one lies under the others."""
+    order = 1 if name == "exact" else 2
+    return {"color": INK[name], "ls": DASHES[name], "lw": WIDTH[name], "zorder": order}
 
 
-def draw_line(axes: Axes, name: str, eps: Tensor, losses: Tensor) -> None:
-    """A curve in the style of its name."""
-    axes.plot(
-        eps,
-        losses,
-        color=INK[name],
-        ls=DASHES[name],
-        lw=WIDTH[name],
-        zorder=1 if name == "exact" else 2,
-    )
+def legend_below(
+    figure: Figure, panels: Sequence[Axes], columns: int, place: str = "center"
+) -> None:
+    """One legend for some panels, below all of them."""
+    handles = [handle for axes in panels for handle in axes.get_legend_handles_labels()[0]]
+    labels = [str(handle.get_label()) for handle in handles]
+    where: Any = f"outside lower {place}"
+    figure.legend(handles, labels, loc=where, ncols=columns, fontsize=9, frameon=False)
+
+
+def note(axes: Axes, text: str, place: tuple[float, float], off: tuple[float, float]) -> None:
+    """A small text beside a place, off by so many points."""
+    axes.annotate(text, place, off, textcoords="offset points", fontsize=8.5, color="0.35")
+
+
+def mark_budget(axes: Axes, eps: float) -> None:
+    """A dotted line upward at a budget."""
+    axes.axvline(eps, color="0.5", lw=0.9, ls=(0, (2, 2)), zorder=0)
+
+
+def square_around(points: Tensor, room: float, count: int = 400) -> tuple[Tensor, Tensor, Tensor]:
+    """A square grid around points of the plane: its places across, upward, and all of them.
+
+    Args:
+        points: `(n, 2)`.
+        room: half of its side, in widths of the points.
+        count: places on a side.
+    """
+    middle = (points.amax(0) + points.amin(0)) / 2
+    half = room * float((points.amax(0) - points.amin(0)).max())
+    side = torch.linspace(-half, half, count, dtype=torch.float64)
+    across, up = middle[0] + side, middle[1] + side
+    grid = torch.stack(torch.meshgrid(across, up, indexing="xy"), -1).flatten(0, 1)
+    return across, up, grid
 
 
 @contextmanager

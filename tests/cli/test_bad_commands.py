@@ -273,7 +273,7 @@ CASES = {
     "effort": (word("--certify --effort=-1"), "--effort is -1"),
     "gap alone": (word("--gap 1"), "together with --certify"),
     "gap": (word("--certify --gap 200"), "--gap is 200"),
-    "smooth": ("smooth digits-mlp --sigma 0.1", "evaluate MODEL --smooth SIGMA"),
+    "smooth": ("smooth digits-mlp --sigma 0.1", "evaluate --smooth SIGMA"),
     "smooth sigma": ("evaluate digits-mlp --smooth 0", "sigma is '0'"),
     "smooth draws": ("evaluate digits-mlp --smooth 0.1 --draws 7", "draws is 7"),
     "smooth confidence": ("evaluate digits-mlp --smooth 0.1 --confidence 95", "confidence is '95'"),

@@ -60,7 +60,7 @@ SHELLS = ("bash", "zsh", "fish")
 # Commands of earlier versions, and what replaces them.
 GONE = {
     "attack": "wassail evaluate --no-look, or without that option for its checks, too",
-    "smooth": "wassail evaluate MODEL --smooth SIGMA, with --order 1 and --passes 50 as it had",
+    "smooth": "wassail evaluate --smooth SIGMA with the same options",
 }
 # Seconds for the proof of a sample in a pack: some hundred samples take minutes, not an hour.
 PACK_EFFORT = "0.3"

@@ -23,7 +23,7 @@ from wassail.network import Model, Network, device_of
 from wassail.specification import Labels, Specification, labels_of, specification_of
 from wassail.threat import Number, number, whole
 from wassail.zoo.files import Targets
-from wassail.zoo.samples import Data
+from wassail.zoo.samples import Data, Wrapped
 
 OWN = "own"  # tolerances that were given for each sample
 LONGEST = 40  # characters of a name in a sentence
@@ -219,7 +219,7 @@ def _shown(name: str) -> str:
 Criterion: TypeAlias = "Regression | ManyLabels"
 
 
-class WithTolerances(Data):
+class WithTolerances(Wrapped):
     """Data of a regression whose rows hold targets and tolerances.
 
     Args:
@@ -229,31 +229,20 @@ class WithTolerances(Data):
     """
 
     def __init__(self, whole: Data, tolerance: float | str, own: Tensor | None) -> None:
-        self.name = whole.name
+        super().__init__(whole, {})
         self.classes = None
-        self.shape = whole.shape
-        self.info = whole.info
-        self._whole = whole
         self._tolerance = tolerance
         self._own = own
 
-    def __len__(self) -> int:
-        """N."""
-        return len(self._whole)
-
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """As the data do, with the tolerances behind the targets."""
-        x, y = self._whole.read(start, stop)
+        x, y = super().read(start, stop)
         if self._own is None:
             tolerances = tolerances_of(y, self._tolerance, start)
         else:
             own = self._own[slice(*slice(start, stop).indices(len(self)))]
             tolerances = own[:, None].expand_as(y) if own.ndim == 1 else own
         return x, torch.cat([y, tolerances], 1)
-
-    def ids(self, start: int, stop: int) -> list[str]:
-        """As the data do."""
-        return self._whole.ids(start, stop)
 
 
 def tolerances_of(targets: Tensor, tolerance: float | str, start: int = 0) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from wassail.certificates.loss.certify import worst_case
 from wassail.certificates.loss.worst_case import anchor
 from wassail.geometry import maximiser, operator_norm, project
 from wassail.paper.instance import BUDGETS, Instance, losses_at, spoken
-from wassail.plots import INK, draw_level, draw_line, figure_of
+from wassail.plots import INK, figure_of, legend_below, look
 from wassail.threat import Number, Threat, dual, parse_eps, parse_norm, show
 
 if TYPE_CHECKING:
@@ -157,65 +157,40 @@ def draw_convergence(data: Convergence) -> Figure:
     """Two panels: slopes over the masks visited, and the loss against eps; one legend for both."""
     figure = figure_of(11, 5.2)
     left, right = figure.subplots(1, 2)
+    count = torch.arange(1, len(data.masks) + 1)
+    for name, symbol, slopes, lw, zorder in (
+        ("infinity", "l", data.infinity_so_far, 1.8, 4),
+        ("paper", "L", data.paper_so_far, 3.4, 3),
+    ):
+        style: dict[str, Any] = {"color": INK[name], "lw": lw, "zorder": zorder}
+        label = f"{symbol} so far, by masks visited"
+        left.step(count, slopes, where="post", label=label, **style)
     names = {
         "infinity": "l, slope at infinity",
         "anchor": "S, steepest chord",
         "margin": "Lm, margins",
         "paper": "L, the paper's",
     }
-    growth = {"exact": data.growth(data.upper), "pgd": data.growth(data.pgd)}
-    titles = {"exact": "V, exact worst case", "pgd": "PGD, each sample moved"}
-    count = torch.arange(1, len(data.masks) + 1)
-    left.step(
-        count,
-        data.infinity_so_far,
-        where="post",
-        color=INK["infinity"],
-        lw=1.8,
-        label="l so far, by masks visited",
-        zorder=4,
-    )
-    left.step(
-        count,
-        data.paper_so_far,
-        where="post",
-        color=INK["paper"],
-        lw=3.4,
-        label="L so far, by masks visited",
-        zorder=3,
-    )
     for name, slope in data.slopes.items():
-        draw_level(left, name, slope, f"{names[name]} = {slope:.4g}")
-    for name, slope in growth.items():
-        draw_level(left, name, slope, titles[name])
-    left.set(
-        xlabel="masks visited",
-        ylabel="growth of the expected loss per unit of eps",
-        xlim=(1, len(count)),
-    )
-    left.set_ylim(0, 1.08 * data.paper)
+        left.axhline(slope, label=f"{names[name]} = {slope:.4g}", **look(name))
+    left.axhline(data.growth(data.upper), label="V, exact worst case", **look("exact"))
+    left.axhline(data.growth(data.pgd), label="PGD, each sample moved", **look("pgd"))
+    left.set(xlabel="masks visited", ylabel="growth of the expected loss per unit of eps")
+    left.set(xlim=(1, len(count)), ylim=(0, 1.08 * data.paper))
     left.set_title(f"Slopes; V and PGD at eps = {show(data.budget)}", fontsize=10)
 
     eps = torch.cat([torch.zeros(1, dtype=torch.float64), data.eps])
+    start = torch.tensor([data.empirical], dtype=torch.float64)
     for name, slope in data.slopes.items():
-        draw_line(right, name, eps, data.empirical + slope * eps)
+        right.plot(eps, data.empirical + slope * eps, **look(name))
     for name, losses in (("exact", data.upper), ("pgd", data.pgd)):
-        draw_line(
-            right,
-            name,
-            eps,
-            torch.cat([torch.tensor([data.empirical], dtype=torch.float64), losses]),
-        )
+        right.plot(eps, torch.cat([start, losses]), **look(name))
     right.axvline(data.budget, color="0.75", lw=0.8, zorder=0)
-    right.set(
-        xlabel="budget eps (Wasserstein-1 distance from the samples)",
-        ylabel=f"expected loss ({spoken(data.loss)})",
-    )
-    right.set_xlim(0, float(eps[-1]))
+    right.set(xlabel="budget eps (Wasserstein-1 distance from the samples)")
+    right.set(ylabel=f"expected loss ({spoken(data.loss)})", xlim=(0, float(eps[-1])))
     right.set_ylim(bottom=0)
     right.set_title("Worst expected loss: E + slope times eps, and exactly", fontsize=10)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
+    legend_below(figure, [left], 4)
     verdict = (
         "The exact worst case V lies between the lines of l and S; the paper's are those "
         "of l and L."

@@ -176,18 +176,13 @@ def _both(norm: float | None) -> list[float]:
     return [2.0, math.inf] if norm is None else [norm]
 
 
-_MAKERS: dict[str, Callable[[int, float | None, _Cases], Made]] = dict(
-    zip(
-        FIGURES,
-        (
-            _make_convergence,
-            _make_witness,
-            _make_inclusion,
-            _make_step,
-            _make_runtime,
-            _make_curve,
-            _make_kappa,
-            _make_steps,
-        ),
-    )
-)
+_MAKERS: dict[str, Callable[[int, float | None, _Cases], Made]] = {
+    "convergence": _make_convergence,
+    "witness": _make_witness,
+    "inclusion": _make_inclusion,
+    "step": _make_step,
+    "runtime": _make_runtime,
+    "curve": _make_curve,
+    "kappa": _make_kappa,
+    "steps": _make_steps,
+}

@@ -6,14 +6,14 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from wassail.paper.runtime import ORDERS
 from wassail.paper.tables import Columns
-from wassail.plots import INK, figure_of
+from wassail.plots import INK, figure_of, legend_below, mark_budget, note
 from wassail.threat import show
 from wassail.transport.allocation import knapsack
 
@@ -130,43 +130,23 @@ def draw_inclusion(data: Inclusion) -> Figure:
     left.set_title("N points: both samples move whole", fontsize=10)
     _draw_sets(middle, data, data.half, reach)
     middle.set_title("2N points: half of each moves (kappa = 2)", fontsize=10)
+    dashed: dict[str, Any] = {"where": "post", "lw": 1.3, "ls": (0, (4, 2))}
     for order, ink in zip(ORDERS, ("#56B4E9", "#0072B2", "#000000")):
         name = f"Omega_{order:g}"
-        right.plot(
-            data.budgets, 100 * data.points_2n[order], color=ink, lw=2.2, label=f"{name}, 2N points"
-        )
-        right.step(
-            data.budgets,
-            100 * data.points_n[order],
-            where="post",
-            color=ink,
-            lw=1.3,
-            ls=(0, (4, 2)),
-            label=f"{name}, N points",
-        )
-    right.axvline(data.eps, color="0.5", lw=0.9, ls=(0, (2, 2)), zorder=0)
-    right.annotate(
-        f"eps = {show(data.eps)}",
-        (data.eps, 2),
-        (4, 0),
-        textcoords="offset points",
-        fontsize=9,
-        color="0.35",
-    )
-    right.set(
-        xlabel="budget eps",
-        ylabel="lowest accuracy %",
-        xlim=(0, float(data.budgets[-1])),
-        ylim=(-2, 103),
-    )
+        divided, whole = 100 * data.points_2n[order], 100 * data.points_n[order]
+        right.plot(data.budgets, divided, color=ink, lw=2.2, label=f"{name}, 2N points")
+        right.step(data.budgets, whole, color=ink, label=f"{name}, N points", **dashed)
+    mark_budget(right, data.eps)
+    note(right, f"eps = {show(data.eps)}", (data.eps, 2), (4, 0))
+    right.set(xlabel="budget eps", ylabel="lowest accuracy %")
+    right.set(xlim=(0, float(data.budgets[-1])), ylim=(-2, 103))
     right.set_title("What the sets reach", fontsize=10)
     right.legend(fontsize=8.5, frameon=False, loc="upper right")
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=5, fontsize=9, frameon=False)
+    legend_below(figure, [left], 5, "left")
+    first, second = (show(distance) for distance in data.distances.tolist())
     figure.suptitle(
         "Two samples on a line, of different classes, whose nearest flips are "
-        f"{show(float(data.distances[0]))} and "
-        f"{show(float(data.distances[1]))} away.\n"
+        f"{first} and {second} away.\n"
         "Omega_inf lies in Omega_2 in Omega_1; a share of a sample may go farther than the whole "
         "of it, except at order inf.",
         fontsize=10,
@@ -176,30 +156,13 @@ def draw_inclusion(data: Inclusion) -> Figure:
 
 def _draw_sets(axes: Axes, data: Inclusion, sets: Mapping[float, Tensor], reach: float) -> None:
     for order in ORDERS:
-        edge = sets[order]
-        axes.fill(
-            edge[:, 0],
-            edge[:, 1],
-            facecolor=SETS[order],
-            edgecolor="0.25",
-            lw=0.8,
-            label=f"Omega_{order:g}({show(data.eps)})",
-        )
+        label = f"Omega_{order:g}({show(data.eps)})"
+        axes.fill(*sets[order].T, facecolor=SETS[order], edgecolor="0.25", lw=0.8, label=label)
     first, second = data.distances.tolist()
-    for side in (-1, 1):  # a flip on either side of each sample
-        axes.axvline(
-            side * first,
-            color=INK["paper"],
-            lw=1.3,
-            label="sample 1 flips beyond" if side > 0 else None,
-        )
-        axes.axhline(
-            side * second,
-            color=INK["margin"],
-            lw=1.3,
-            ls="--",
-            label="sample 2 flips beyond" if side > 0 else None,
-        )
+    for side in (-1, 1):  # a flip on either side of each sample, named once
+        names = ("sample 1 flips beyond", "sample 2 flips beyond") if side > 0 else (None, None)
+        axes.axvline(side * first, color=INK["paper"], lw=1.3, label=names[0])
+        axes.axhline(side * second, color=INK["margin"], lw=1.3, ls="--", label=names[1])
     axes.set(xlabel="$t_1$, move of sample 1", ylabel="$t_2$, move of sample 2", aspect="equal")
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach))
 

@@ -17,7 +17,7 @@ from wassail.attacks.nearest import nearest
 from wassail.errors import InputError
 from wassail.network import Model
 from wassail.paper.tables import Columns
-from wassail.plots import DASHES, INK, figure_of
+from wassail.plots import DASHES, INK, figure_of, legend_below, mark_budget, note
 from wassail.threat import Threat, parse_eps, parse_norm, show
 from wassail.transport.curve import risk_curve
 from wassail.transport.flips import Flips
@@ -85,25 +85,15 @@ class Case:
     ) -> Any:
         """The distribution that an attack of the catalogue finds on the first n samples."""
         own = {"passes": PASSES} if attack == "nearest" else {}
-        run = catalogue.find(attack).run
-        return run(
-            self.model,
-            self.x[:n],
-            self.y[:n],
-            self.threat(order, eps),
-            seed=self.seed,
-            **own | options,
-        )
+        task = self.model, self.x[:n], self.y[:n], self.threat(order, eps)
+        return catalogue.find(attack).run(*task, seed=self.seed, **own | options)
 
     def searches(self) -> dict[str, Flips]:
         """The two searches that serve every order: the paper's and ours."""
-        common: dict[str, Any] = {"seed": self.seed}
-        ours: dict[str, Any] = common | {"passes": PASSES, "warn": False}
+        task = self.model, self.x, self.y, self.norm
         return {
-            "wda++": nearest(
-                self.model, self.x, self.y, self.norm, method="wda++", eps=self.eps, **common
-            ),
-            "nearest": nearest(self.model, self.x, self.y, self.norm, **ours),
+            "wda++": nearest(*task, method="wda++", eps=self.eps, seed=self.seed),
+            "nearest": nearest(*task, passes=PASSES, warn=False, seed=self.seed),
         }
 
 
@@ -142,15 +132,10 @@ def runtime(case: Case, attacks: Sequence[str] = RACE) -> Runtime:
     n = len(case.y)
     sizes = sorted({max(1, n // k) for k in (4, 2, 1)})
     chosen = [name for name in attacks if not (name == "w-pgd" and case.norm == 1)]
-    data = Runtime(
-        case,
-        sizes,
-        {name: [] for name in chosen},
-        {name: [] for name in chosen},
-        {name: [] for name in chosen},
-    )
+    data = Runtime(case, sizes, {}, {}, {})
     case.run("wda++", 1.0, n=1)  # the set-up of torch at its first call is not timed
     for name in chosen:
+        data.seconds[name], data.forwards[name], data.backwards[name] = [], [], []
         for size in sizes:
             start = time.perf_counter()
             found = case.run(name, _own_order(name), n=size)
@@ -170,32 +155,24 @@ def draw_runtime(data: Runtime) -> Figure:
     """
     figure = figure_of(11, 5.4)
     left, right = figure.subplots(1, 2)
-    for name in data.seconds:
-        style: dict[str, Any] = {
-            "color": INK[name],
-            "ls": DASHES[name],
-            "marker": "o",
-            "ms": 4,
-            "lw": 1.8,
-        }
-        each = data.seconds[name], data.passes(name)
-        told = (
-            f"{each[0][-1]:.3g} s, {each[1][-1] / data.sizes[-1]:.0f} passes a sample, in all "
-            f"~ N^{data.growth(each[1]):.2f}"
+    for name, seconds in data.seconds.items():
+        style: dict[str, Any] = {"color": INK[name], "ls": DASHES[name], "lw": 1.8}
+        passes = data.passes(name)
+        label = (
+            f"{TITLES[name]}: {seconds[-1]:.3g} s, {passes[-1] / data.sizes[-1]:.0f} passes a "
+            f"sample, in all ~ N^{data.growth(passes):.2f}"
         )
-        left.plot(data.sizes, each[0], **style)
-        right.plot(data.sizes, each[1], label=f"{TITLES[name]}: {told}", **style)
-    for axes, what in (
-        (left, "seconds (this machine)"),
-        (right, "forward + backward passes (any machine)"),
-    ):
-        axes.set(xscale="log", yscale="log", xlabel="samples N", ylabel=what)
+        left.plot(data.sizes, seconds, marker="o", ms=4, **style)
+        right.plot(data.sizes, passes, marker="o", ms=4, label=label, **style)
+    left.set(ylabel="seconds (this machine)")
+    right.set(ylabel="forward + backward passes (any machine)")
+    for axes, title in ((left, "Time"), (right, "Passes")):
+        axes.set(xscale="log", yscale="log", xlabel="samples N")
         axes.set_xticks(data.sizes, [str(size) for size in data.sizes])
         axes.minorticks_off()
         axes.grid(color="0.9", lw=0.6)
-    left.set_title("Time", fontsize=10)
-    right.set_title("Passes", fontsize=10)
-    figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+        axes.set_title(title, fontsize=10)
+    legend_below(figure, [right], 2)
     figure.suptitle(
         f"{data.case.about}, eps {show(data.case.eps)}.\n"
         f"Legend: at N = {data.sizes[-1]}, and how the passes grow from N = {data.sizes[0]} on.",
@@ -278,43 +255,25 @@ def draw_curve(data: Curve) -> Figure:
     """One panel for each order; lines from one search, dots from one run each."""
     figure = figure_of(13, 4.8)
     panels = figure.subplots(1, 3, sharey=True)
+    eps = data.case.eps
     for axes, order in zip(panels, ORDERS):
         for name in ("nearest", "wda++"):
-            axes.plot(
-                data.eps,
-                100 * data.lines[name, order],
-                color=INK[name],
-                ls=DASHES[name],
-                lw=2,
-                label=f"{TITLES[name]}, one search",
-            )
+            line = 100 * data.lines[name, order]
+            style: dict[str, Any] = {"color": INK[name], "ls": DASHES[name], "lw": 2}
+            axes.plot(data.eps, line, label=f"{TITLES[name]}, one search", **style)
         for name, marker in (("wda", "s"), ("w-pgd", "^")):
-            if (name, order) in data.dots:
-                kind = f"{TITLES[name]}, a run for each eps" + (
-                    " (kappa 2; 1 at order inf)" if name == "wda" else ""
-                )
-                axes.plot(
-                    data.budgets,
-                    100 * data.dots[name, order],
-                    marker,
-                    color=INK[name],
-                    ms=6,
-                    label=kind,
-                )
-        axes.axvline(data.case.eps, color="0.5", lw=0.9, ls=(0, (2, 2)), zorder=0)
+            if (name, order) not in data.dots:
+                continue
+            kind = " (kappa 2; 1 at order inf)" if name == "wda" else ""
+            label = f"{TITLES[name]}, a run for each eps{kind}"
+            dots = 100 * data.dots[name, order]
+            axes.plot(data.budgets, dots, marker, color=INK[name], ms=6, label=label)
+        mark_budget(axes, eps)
         axes.set(xlabel="budget eps", xlim=(0, float(data.eps[-1])), ylim=(0, 103))
         axes.set_title(f"Omega_{order:g}", fontsize=10)
     panels[0].set_ylabel("accuracy %")
-    panels[0].annotate(
-        f"eps = {show(data.case.eps)}",
-        (data.case.eps, 96),
-        (4, 0),
-        textcoords="offset points",
-        fontsize=9,
-        color="0.35",
-    )
-    handles, labels = panels[1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
+    note(panels[0], f"eps = {show(eps)}", (eps, 96), (4, 0))
+    legend_below(figure, [panels[1]], 4)
     figure.suptitle(f"{data.case.about}; lower = stronger attack.", fontsize=10)
     return figure
 

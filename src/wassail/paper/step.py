@@ -18,7 +18,7 @@ from wassail.geometry import maximiser, vector_norm
 from wassail.losses import ce_ascent, predict
 from wassail.paper.inclusion import REGIONS
 from wassail.paper.tables import Columns
-from wassail.plots import INK, figure_of
+from wassail.plots import INK, figure_of, legend_below, square_around
 from wassail.threat import Number, dual, parse_norm, show
 
 if TYPE_CHECKING:
@@ -194,27 +194,31 @@ def draw_step(data: Step) -> Figure:
     """
     figure = figure_of(11.6, 5.8)
     left, right = figure.subplots(1, 2)
-    names = {
-        "wda": "WDA: the candidate with the largest gap",
-        "pgd": "PGD: gradient of cross entropy",
-        "deepfool": "DeepFool: nearest linearised boundary",
-    }
-    corners = data.x + 1.5 * data.distance * torch.tensor(
-        [[-1.0, -1.0], [1.0, 1.0]], dtype=torch.float64
+    _draw_first(left, data)
+    _draw_walks(right, data)
+    legend_below(figure, [right, left], 2, "left")
+    figure.suptitle(
+        f"{data.about}; ground norm l{data.norm:g}. Shades: classes. Thin lines: walls of the "
+        "cells.",
+        fontsize=10,
     )
-    _plane(
-        left, data, torch.cat([corners, data.candidates, data.pgd[None], data.deepfool[None]]), 0.52
-    )
-    for k, (j, phi, gap) in enumerate(
-        zip(data.rivals.tolist(), data.candidates, data.gaps.tolist())
-    ):
+    return figure
+
+
+def _draw_first(axes: Axes, data: Step) -> None:
+    """The candidates with their gaps, and the first steps of the others."""
+    far = 1.5 * data.distance
+    ends = torch.stack([data.x - far, data.x + far, data.pgd, data.deepfool])
+    _plane(axes, data, torch.cat([ends, data.candidates]), 0.52)
+    each = zip(data.rivals.tolist(), data.candidates, data.gaps.tolist())
+    for k, (j, phi, gap) in enumerate(each):
         taken = k == data.chosen
-        _arrow(left, data.x, phi, INK["wda"], 4.5 if taken else 1.3, solid=taken)
+        _arrow(axes, data.x, phi, INK["wda"], 4.5 if taken else 1.3, solid=taken)
         across, up = (float(v) for v in phi - data.x)
         # beside a flat arrow, not on top of it
         right_of = across > 0
         above = (up > 0) != (abs(up) < abs(across) / 2)
-        left.annotate(
+        axes.annotate(
             f"$\\varphi_{{{j}}}$, gap {gap:+.2f}",
             _xy(phi),
             (4 if right_of else -4, 11 if above else -11),
@@ -226,65 +230,37 @@ def draw_step(data: Step) -> Figure:
             bbox={"fc": "white", "ec": "none", "alpha": 0.8, "pad": 1},
             zorder=6,
         )
-    _arrow(left, data.x, data.pgd, INK["pgd"], 1.8)
-    _arrow(left, data.x, data.deepfool, INK["deepfool"], 1.8)
-    left.set_title(
-        f"One step from a sample of class {data.y}, alpha = {show(data.alpha)}", fontsize=10
-    )
-    paths = torch.cat([*data.walks.values(), data.flip[None]])
-    _plane(right, data, paths, 0.62)
+    _arrow(axes, data.x, data.pgd, INK["pgd"], 1.8)
+    _arrow(axes, data.x, data.deepfool, INK["deepfool"], 1.8)
+    axes.plot([], [], color=INK["wda"], lw=1.1, ls=(0, (3, 2)), label="WDA's other candidates")
+    title = f"One step from a sample of class {data.y}, alpha = {show(data.alpha)}"
+    axes.set_title(title, fontsize=10)
+
+
+def _draw_walks(axes: Axes, data: Step) -> None:
+    """Each method up to its first flip, and the nearest flip."""
+    names = {
+        "wda": "WDA: the candidate with the largest gap",
+        "pgd": "PGD: gradient of cross entropy",
+        "deepfool": "DeepFool: nearest linearised boundary",
+    }
+    _plane(axes, data, torch.cat([*data.walks.values(), data.flip[None]]), 0.62)
     for name, path in data.walks.items():
         far = float(vector_norm(path[-1:] - data.x, data.norm))
         flips = int(data.network.logits(path[-1:]).argmax()) != data.y
         told = f"{len(path) - 1} steps, " + (f"flip at {far:.3f}" if flips else "no flip")
-        right.plot(
-            path[:, 0],
-            path[:, 1],
-            "o-",
-            color=INK[name],
-            lw=1.8,
-            ms=3.5,
-            label=f"{names[name]}; {told}",
-            zorder=4,
-        )
-    right.plot(
-        *data.flip,
-        "*",
-        color="black",
-        ms=13,
-        label=f"nearest flip, exact: at {data.distance:.3f}",
-        zorder=6,
-    )
-    right.set_title("Walks to the first flip, before any line search", fontsize=10)
-    left.plot([], [], color=INK["wda"], lw=1.1, ls=(0, (3, 2)), label="WDA's other candidates")
-    handles = [h for axes in (right, left) for h in axes.get_legend_handles_labels()[0]]
-    figure.legend(
-        handles,
-        [h.get_label() for h in handles],
-        loc="outside lower left",
-        ncols=2,
-        fontsize=9,
-        frameon=False,
-    )
-    figure.suptitle(
-        f"{data.about}; ground norm l{data.norm:g}. Shades: classes. Thin lines: walls of the "
-        "cells.",
-        fontsize=10,
-    )
-    return figure
+        label = f"{names[name]}; {told}"
+        axes.plot(*path.T, "o-", color=INK[name], lw=1.8, ms=3.5, label=label, zorder=4)
+    label = f"nearest flip, exact: at {data.distance:.3f}"
+    axes.plot(*data.flip, "*", color="black", ms=13, label=label, zorder=6)
+    axes.set_title("Walks to the first flip, before any line search", fontsize=10)
 
 
 def _arrow(
     axes: Axes, start: Tensor, end: Tensor, ink: str, width: float, solid: bool = True
 ) -> None:
-    style = {
-        "arrowstyle": "-|>",
-        "color": ink,
-        "lw": width,
-        "ls": "-" if solid else (0, (3, 2)),
-        "shrinkA": 0,
-        "shrinkB": 0,
-    }
+    dash = "-" if solid else (0, (3, 2))
+    style = {"arrowstyle": "-|>", "color": ink, "lw": width, "ls": dash, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", _xy(end), _xy(start), zorder=5, arrowprops=style)
 
 
@@ -296,46 +272,27 @@ def _plane(axes: Axes, data: Step, seen: Tensor, room: float) -> None:
     """The classes as shades, their boundaries, the cells' walls and the sample, around the
     points to be seen.
     """
-    middle = (seen.amax(0) + seen.amin(0)) / 2
-    half = room * float((seen.amax(0) - seen.amin(0)).max())
-    side = torch.linspace(-half, half, 400, dtype=torch.float64)
-    across = middle[0] + side
-    up = middle[1] + side
-    grid = torch.stack(torch.meshgrid(across, up, indexing="xy"), -1).flatten(0, 1)
+    across, up, grid = square_around(seen, room)
+    shape = len(up), len(across)
     z = data.network.logits(grid)
-    classes = z.argmax(1).reshape(400, 400)
-    axes.contourf(
-        across,
-        up,
-        classes.double(),
-        levels=[k - 0.5 for k in range(len(REGIONS) + 1)],
-        colors=REGIONS,
-        zorder=0,
-    )
-    for k in range(data.network.outputs):
-        lead = z[:, k] - z[:, [j for j in range(data.network.outputs) if j != k]].amax(1)
-        axes.contour(
-            across, up, lead.reshape(400, 400), levels=[0], colors="black", linewidths=1.2, zorder=1
-        )
+    classes = z.argmax(1).reshape(shape)
+    kinds = range(data.network.outputs)
+    edges = [k - 0.5 for k in range(len(REGIONS) + 1)]
+    axes.contourf(across, up, classes.double(), levels=edges, colors=REGIONS, zorder=0)
+    walls: dict[str, Any] = {"levels": [0], "zorder": 1}
+    for k in kinds:
+        lead = (z[:, k] - z[:, [j for j in kinds if j != k]].amax(1)).reshape(shape)
+        axes.contour(across, up, lead, colors="black", linewidths=1.2, **walls)
     for v in data.network.preactivations(grid).T:
-        axes.contour(
-            across, up, v.reshape(400, 400), levels=[0], colors="0.72", linewidths=0.6, zorder=1
-        )
+        axes.contour(across, up, v.reshape(shape), colors="0.72", linewidths=0.6, **walls)
     axes.plot(*data.x, "o", mfc="white", mec="black", mew=1.6, ms=8, zorder=6)
-    taken = (torch.cdist(grid, torch.cat([seen, data.x[None]])).amin(1) < 0.3 * half).reshape(
-        400, 400
-    )
-    for k in range(data.network.outputs):
-        spot = _widest(((classes == k) & ~taken).numpy())
+    half = float(across[-1] - across[0]) / 2
+    near = torch.cdist(grid, torch.cat([seen, data.x[None]])).amin(1) < 0.3 * half
+    for k in kinds:
+        spot = _widest(((classes == k) & ~near.reshape(shape)).numpy())
         if spot is not None:
-            axes.annotate(
-                f"class {k}",
-                (float(across[spot[1]]), float(up[spot[0]])),
-                fontsize=9,
-                color="0.3",
-                ha="center",
-                zorder=2,
-            )
+            place = float(across[spot[1]]), float(up[spot[0]])
+            axes.annotate(f"class {k}", place, fontsize=9, color="0.3", ha="center", zorder=2)
     axes.set(xlabel="$x_1$", ylabel="$x_2$", aspect="equal")
     axes.set(xlim=(float(across[0]), float(across[-1])), ylim=(float(up[0]), float(up[-1])))
 

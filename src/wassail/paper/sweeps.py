@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 
 from wassail.attacks.walk import default_step
-from wassail.attacks.wda import wda
-from wassail.attacks.wda_pp import wda_pp
 from wassail.paper.inclusion import SHARES
 from wassail.paper.runtime import EARLY, ORDER_DASH, ORDERS, TITLES, Case
 from wassail.paper.tables import Columns
-from wassail.plots import INK, figure_of
+from wassail.plots import INK, figure_of, legend_below, mark_budget, note
 from wassail.threat import show
 from wassail.transport.distribution import allocate
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 KAPPAS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
@@ -71,19 +70,8 @@ def steps(case: Case, shares: Sequence[float] = SHARES) -> Sweep:
     sizes = [share * case.eps for share in shares]
     lines: dict[str, list[float]] = {}
     for count, alpha in itertools.product((EARLY, 20), sizes):
-        found = wda_pp(
-            case.model, case.x, case.y, case.threat(1.0), step=alpha, steps=count, seed=case.seed
-        )
-        point = wda(
-            case.model,
-            case.x,
-            case.y,
-            case.threat(math.inf),
-            step=alpha,
-            steps=count,
-            probe=min(10, count),
-            seed=case.seed,
-        )
+        found = case.run("wda++", 1.0, step=alpha, steps=count)
+        point = case.run("wda", math.inf, step=alpha, steps=count, probe=min(10, count))
         each = {
             "wda++_1": found.accuracy,
             "wda++_2": allocate(found.flips, case.eps, 2.0).accuracy,
@@ -103,63 +91,32 @@ def steps(case: Case, shares: Sequence[float] = SHARES) -> Sweep:
 
 def draw_kappa(sweeps: Sequence[Sweep]) -> Figure:
     """A panel for each norm: WDA's lines, and what WDA++ and ours reach as levels."""
-    figure = figure_of(5.6 * len(sweeps) + 0.8, 5.2 if len(sweeps) > 1 else 6)
-    panels = figure.subplots(1, len(sweeps), sharey=True, squeeze=False)[0]
+    figure, panels = _panels(sweeps, 5.2, 6)
     for axes, data in zip(panels, sweeps):
         for order in ORDERS[:2]:
+            ink, dash = INK["wda"], ORDER_DASH[order]
             line = 100 * data.lines[f"wda_{order:g}"]
-            axes.plot(
-                data.values,
-                line,
-                "o",
-                ls=ORDER_DASH[order],
-                color=INK["wda"],
-                lw=1.8,
-                ms=4,
-                label=f"WDA, Omega_{order:g}",
-            )
+            label = f"WDA, Omega_{order:g}"
+            axes.plot(data.values, line, "o", ls=dash, color=ink, lw=1.8, ms=4, label=label)
             low = int(line.argmin())
-            axes.plot(data.values[low], line[low], "o", mfc="none", mec=INK["wda"], mew=1.5, ms=11)
             place = float(data.values[low]), float(line[low])
-            off = (8, -13) if order == 1 else (4, 9)
-            axes.annotate(
+            axes.plot(*place, "o", mfc="none", mec=ink, mew=1.5, ms=11)
+            note(
+                axes,
                 f"{place[1]:.1f} at kappa {place[0]:g}",
                 place,
-                off,
-                textcoords="offset points",
-                fontsize=8.5,
+                (8, -13) if order == 1 else (4, 9),
             )
             for name in ("wda++", "nearest"):
-                axes.axhline(
-                    100 * data.levels[f"{name}_{order:g}"],
-                    color=INK[name],
-                    ls=ORDER_DASH[order],
-                    lw=1.4,
-                    label=f"{TITLES[name]}, Omega_{order:g}",
-                )
+                level = 100 * data.levels[f"{name}_{order:g}"]
+                label = f"{TITLES[name]}, Omega_{order:g}"
+                axes.axhline(level, color=INK[name], ls=dash, lw=1.4, label=label)
         axes.axhline(100 * data.clean, color="0.6", lw=1, zorder=0, label="clean")
         floor = 100 * data.clean * (1 - 1 / data.values)
-        axes.plot(
-            data.values,
-            floor,
-            color="0.6",
-            lw=1,
-            ls=":",
-            zorder=0,
-            label="(1 - 1/kappa) clean: no WDA is lower",
-        )
+        label = "(1 - 1/kappa) clean: no WDA is lower"
+        axes.plot(data.values, floor, color="0.6", lw=1, ls=":", zorder=0, label=label)
         axes.set(xlabel="kappa: the share 1/kappa of every sample moves", ylim=(0, 103))
-        axes.set_title(f"l{data.case.norm:g}, eps {show(data.case.eps)}", fontsize=10)
-    panels[0].set_ylabel("accuracy %")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(
-        handles,
-        labels,
-        loc="outside lower center",
-        ncols=4 if len(sweeps) > 1 else 2,
-        fontsize=9,
-        frameon=False,
-    )
+    legend_below(figure, panels[:1], 4 if len(sweeps) > 1 else 2)
     figure.suptitle(
         "One kappa for all samples (WDA) against one for each (WDA++, nearest).\n"
         f"{sweeps[0].case.name}, {len(sweeps[0].case.y)} samples",
@@ -172,64 +129,41 @@ def draw_steps(sweeps: Sequence[Sweep]) -> Figure:
     """A panel for each norm: accuracy against the step size in units of eps; the paper's choice
     marked.
     """
-    figure = figure_of(5.6 * len(sweeps) + 0.8, 5.4 if len(sweeps) > 1 else 6.4)
-    panels = figure.subplots(1, len(sweeps), sharey=True, squeeze=False)[0]
+    figure, panels = _panels(sweeps, 5.4, 6.4)
     for axes, data in zip(panels, sweeps):
         share = data.values / data.case.eps
         for name, order in (("wda++", 1.0), ("wda++", 2.0), ("wda", math.inf)):
+            ink, dash = INK[name], ORDER_DASH[order]
             what = f"{TITLES[name]}{', kappa 1' if name == 'wda' else ''}, Omega_{order:g}"
-            for count, width in ((20, 2.0), (EARLY, 0.9)):
+            for count, lw in ((20, 2.0), (EARLY, 0.9)):
                 line = 100 * data.lines[f"{name}_{order:g}_{count}"]
                 label = f"{what}, {count} steps"
-                axes.plot(
-                    share,
-                    line,
-                    "o",
-                    ls=ORDER_DASH[order],
-                    color=INK[name],
-                    lw=width,
-                    ms=2 * width,
-                    label=label,
-                )
+                axes.plot(share, line, "o", ls=dash, color=ink, lw=lw, ms=2 * lw, label=label)
         for order in ORDERS:
-            axes.axhline(
-                100 * data.levels[f"nearest_{order:g}"],
-                color=INK["nearest"],
-                ls=ORDER_DASH[order],
-                lw=1.2,
-                label=f"nearest, Omega_{order:g}",
-            )
+            level = 100 * data.levels[f"nearest_{order:g}"]
+            label = f"nearest, Omega_{order:g}"
+            axes.axhline(level, color=INK["nearest"], ls=ORDER_DASH[order], lw=1.2, label=label)
         usual = default_step(data.case.norm, data.case.eps) / data.case.eps
-        axes.axvline(usual, color="0.5", lw=0.9, ls=(0, (2, 2)), zorder=0)
-        axes.annotate(
-            f"default {usual:.2g} eps",
-            (usual, 1),
-            (4, 2),
-            textcoords="offset points",
-            fontsize=8.5,
-            color="0.35",
-        )
+        mark_budget(axes, usual)
+        note(axes, f"default {usual:.2g} eps", (usual, 1), (4, 2))
         axes.set(xscale="log", xlabel="step size alpha / eps", ylim=(0, 103))
-        axes.set_xticks(
-            share.tolist(), [f"{s:g}" if s >= 1 else f"1/{1 / s:g}" for s in share.tolist()]
-        )
+        places = share.tolist()
+        axes.set_xticks(places, [f"{s:g}" if s >= 1 else f"1/{1 / s:g}" for s in places])
         axes.minorticks_off()
+    legend_below(figure, panels[:1], 3 if len(sweeps) > 1 else 2)
+    about = f"{sweeps[0].case.name}, {len(sweeps[0].case.y)} samples"
+    figure.suptitle(f"Sensitivity to the step size. {about}", fontsize=10)
+    return figure
+
+
+def _panels(sweeps: Sequence[Sweep], height: float, alone: float) -> tuple[Figure, Sequence[Axes]]:
+    """A figure with a panel for each norm, and the panels; alone: the height of a single one."""
+    figure = figure_of(5.6 * len(sweeps) + 0.8, height if len(sweeps) > 1 else alone)
+    panels = figure.subplots(1, len(sweeps), sharey=True, squeeze=False)[0]
+    for axes, data in zip(panels, sweeps):
         axes.set_title(f"l{data.case.norm:g}, eps {show(data.case.eps)}", fontsize=10)
     panels[0].set_ylabel("accuracy %")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(
-        handles,
-        labels,
-        loc="outside lower center",
-        ncols=3 if len(sweeps) > 1 else 2,
-        fontsize=9,
-        frameon=False,
-    )
-    figure.suptitle(
-        f"Sensitivity to the step size. {sweeps[0].case.name}, {len(sweeps[0].case.y)} samples",
-        fontsize=10,
-    )
-    return figure
+    return figure, panels
 
 
 def sweep_tables(name: str, column: str, sweeps: Sequence[Sweep]) -> dict[str, Columns]:

@@ -43,6 +43,11 @@ from wassail.zoo import MODELS
 from wassail.zoo.datasets import open_data
 from wassail.zoo.models import open_model
 
+FIELDS = (
+    *("model", "data", "samples", "norm", "eps", "column", "order", "attack"),
+    *("accuracy", "low", "high", "forwards", "backwards", "seconds", "published", "problem"),
+)  # of the table as CSV
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -160,19 +165,11 @@ class Table:
             )
             lines = [head, "-" * len(head)]
             for line in self.done:
-                lines.append(
-                    f"{line!s:<{wide}}  "
-                    + "  ".join(f"{_percent(line, column):>8}" for column in columns)
-                )
+                ours = "  ".join(f"{_percent(line, column):>8}" for column in columns)
+                lines.append(f"{line!s:<{wide}}  {ours}")
                 if line.published:
-                    paper = [
-                        f"{line.published[c.key]:.2f}" if c.key in line.published else ""
-                        for c in columns
-                    ]
-                    lines.append(
-                        f"{'  published':<{wide}}  "
-                        + "  ".join(f"{value:>8}" for value in paper).rstrip()
-                    )
+                    paper = "  ".join(f"{text:>8}" for text in _paper(line, columns)).rstrip()
+                    lines.append(f"{'  published':<{wide}}  {paper}")
             blocks.append("\n".join(lines))
         problems = [f"{line}: {line.problem}" for line in self.rows if line.problem is not None]
         return "\n\n".join(
@@ -200,62 +197,21 @@ class Table:
         passes, seconds, the paper's in %.
         """
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(
-            (
-                "model",
-                "data",
-                "samples",
-                "norm",
-                "eps",
-                "column",
-                "order",
-                "attack",
-                "accuracy",
-                "low",
-                "high",
-                "forwards",
-                "backwards",
-                "seconds",
-                "published",
-                "problem",
-            )
-        )
+        writer = csv.DictWriter(text, FIELDS, restval="", lineterminator="\n")
+        writer.writeheader()
         for line in self.rows:
-            about = (
-                cell(line.model),
-                cell(line.data),
-                line.samples,
-                f"{line.norm:g}",
-                repr(line.eps),
-            )
+            about = {
+                "model": cell(line.model),
+                "data": cell(line.data),
+                "samples": line.samples,
+                "norm": f"{line.norm:g}",
+                "eps": repr(line.eps),
+            }
             if line.problem is not None:
-                writer.writerow((*about, *[""] * 10, cell(line.problem)))
+                writer.writerow({**about, "problem": cell(line.problem)})
             for column in COLUMNS:
-                figure = line.figures.get(column.key)
-                if figure is None:
-                    continue
-                values = (100 * value for value in (figure.accuracy, *figure.interval))
-                order = "" if column is CLEAN else f"{column.order:g}"
-                passes = (
-                    (f"{figure.forwards:.1f}", f"{figure.backwards:.1f}")
-                    if figure.forwards
-                    else ("", "")
-                )
-                seconds = "" if figure.seconds is None else f"{figure.seconds:.2f}"
-                writer.writerow(
-                    (
-                        *about,
-                        column.key,
-                        order,
-                        column.attack,
-                        *(f"{value:.4f}" for value in values),
-                        *passes,
-                        seconds,
-                        line.published.get(column.key, ""),
-                        "",
-                    )
-                )
+                if column.key in line.figures:
+                    writer.writerow({**about, **_record(line, column)})
         return text.getvalue()
 
     def markdown(self) -> str:
@@ -275,11 +231,7 @@ class Table:
             where = f"l{line.norm:g} {show(line.eps)}" + ("" if line.finished else ", unfinished")
             lines.append(f"| `{_escaped(line.model)}` | {where} | " + " | ".join(cells) + " |")
             if line.published:
-                paper = [
-                    f"{line.published[c.key]:.2f}" if c.key in line.published else ""
-                    for c in columns
-                ]
-                lines.append("| *published* | | " + " | ".join(paper) + " |")
+                lines.append("| *published* | | " + " | ".join(_paper(line, columns)) + " |")
         problems = [
             f"- `{_escaped(line.model)}`, l{line.norm:g} {show(line.eps)}: {line.problem}"
             for line in self.rows
@@ -479,6 +431,30 @@ def _row(run: Evaluation, column: Column) -> Row | None:
 def _percent(line: Line, column: Column) -> str:
     figure = line.figures.get(column.key)
     return "-" if figure is None else f"{100 * figure.accuracy:.2f}"
+
+
+def _paper(line: Line, columns: Sequence[Column]) -> list[str]:
+    """The published figures, empty where there are none."""
+    known = line.published
+    return [f"{known[c.key]:.2f}" if c.key in known else "" for c in columns]
+
+
+def _record(line: Line, column: Column) -> dict[str, str | float]:
+    """One figure as a line of the CSV file."""
+    figure = line.figures[column.key]
+    accuracy, low, high = (f"{100 * value:.4f}" for value in (figure.accuracy, *figure.interval))
+    return {
+        "column": column.key,
+        "order": "" if column is CLEAN else f"{column.order:g}",
+        "attack": column.attack,
+        "accuracy": accuracy,
+        "low": low,
+        "high": high,
+        "forwards": f"{figure.forwards:.1f}" if figure.forwards else "",
+        "backwards": f"{figure.backwards:.1f}" if figure.forwards else "",
+        "seconds": "" if figure.seconds is None else f"{figure.seconds:.2f}",
+        "published": line.published.get(column.key, ""),
+    }
 
 
 def _bold(line: Line, column: Column) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from wassail.certificates.exact.infinity import infinity
 from wassail.certificates.loss.certify import worst_case
 from wassail.errors import InputError
 from wassail.paper.instance import Instance, losses_at, spoken
-from wassail.plots import DASHES, INK, figure_of
+from wassail.plots import DASHES, INK, figure_of, square_around
 from wassail.threat import Number, Threat, parse_norm, show
 
 if TYPE_CHECKING:
@@ -111,46 +111,21 @@ def draw_witness(data: Witness) -> Figure:
     figure = figure_of(11, 5.2)
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
     _draw_plane(left, data)
-    right.plot(
-        data.alpha,
-        data.expected,
-        color=INK["infinity"],
-        lw=2.2,
-        label="expected loss of the witness",
-    )
-    right.plot(
-        data.alpha[data.shown],
-        data.expected[data.shown],
-        "*",
-        color=INK["infinity"],
-        ms=14,
-        label="the one drawn",
-        zorder=4,
-    )
-    right.axhline(
-        data.limit,
-        color=INK["infinity"],
-        ls=DASHES["infinity"],
-        label=f"E + l eps = {data.limit:.4f}",
-    )
-    right.axhline(
-        data.worst.upper,
-        color=INK["exact"],
-        label=f"V(eps) = {data.worst.upper:.4f}, exact worst case",
-    )
-    right.axhline(
-        data.empirical, color="0.55", lw=1, label=f"E = {data.empirical:.4f}, on the samples"
-    )
-    right.set(
-        xscale="log",
-        xlabel="alpha, distance of the far point from its sample",
-        ylabel=f"expected loss ({spoken(data.loss)})",
-    )
+    ink = INK["infinity"]
+    right.plot(data.alpha, data.expected, color=ink, lw=2.2, label="expected loss of the witness")
+    drawn = data.alpha[data.shown], data.expected[data.shown]
+    right.plot(*drawn, "*", color=ink, ms=14, label="the one drawn", zorder=4)
+    limit = f"E + l eps = {data.limit:.4f}"
+    right.axhline(data.limit, color=ink, ls=DASHES["infinity"], label=limit)
+    worst = f"V(eps) = {data.worst.upper:.4f}, exact worst case"
+    right.axhline(data.worst.upper, color=INK["exact"], label=worst)
+    start = f"E = {data.empirical:.4f}, on the samples"
+    right.axhline(data.empirical, color="0.55", lw=1, label=start)
+    right.set(xscale="log", xlabel="alpha, distance of the far point from its sample")
+    right.set(ylabel=f"expected loss ({spoken(data.loss)})")
     right.set_xlim(float(data.alpha[0]), float(data.alpha[-1]))
-    right.set_title(
-        f"At alpha the share eta = {data.eps * len(data.case.y):.3g} / alpha of the sample moves",
-        fontsize=10,
-    )
+    share = f"{data.eps * len(data.case.y):.3g} / alpha"
+    right.set_title(f"At alpha the share eta = {share} of the sample moves", fontsize=10)
     right.legend(fontsize=9, frameon=False, loc="center right")
     figure.suptitle(
         f"{data.case.about}; ground norm l{data.norm:g}.\n"
@@ -164,64 +139,27 @@ def draw_witness(data: Witness) -> Figure:
 def _draw_plane(axes: Axes, data: Witness) -> None:
     """The plane of the witness."""
     case = data.case
-    far = data.points[data.shown]
-    start = data.case.x[data.root]
-    seen = torch.cat([case.x, far[None]])
-    middle = (seen.amax(0) + seen.amin(0)) / 2
-    half = 0.58 * float((seen.amax(0) - seen.amin(0)).max())
-    side = torch.linspace(-half, half, 400, dtype=torch.float64)
-    across = middle[0] + side
-    up = middle[1] + side
-    grid = torch.stack(torch.meshgrid(across, up, indexing="xy"), -1).flatten(0, 1)
-    logits, preactivations = (
-        f(grid).reshape(len(up), len(across), -1)
-        for f in (case.network.logits, case.network.preactivations)
-    )
+    far, start = data.points[data.shown], case.x[data.root]
+    across, up, grid = square_around(torch.cat([case.x, far[None]]), 0.58)
+    shape = len(up), len(across), -1
+    logits = case.network.logits(grid).reshape(shape)
     gap = (logits[..., 1] - logits[..., 0]).numpy()
-    axes.contourf(
-        across, up, gap, levels=[-math.inf, 0, math.inf], colors=["#FFFFFF", "#E4E4E4"], zorder=0
-    )
+    shades = ("#FFFFFF", "#E4E4E4")
+    axes.contourf(across, up, gap, levels=[-math.inf, 0, math.inf], colors=shades, zorder=0)
     axes.contour(across, up, gap, levels=[0], colors="black", linewidths=1.4, zorder=1)
-    for v in preactivations.unbind(-1):
+    for v in case.network.preactivations(grid).reshape(shape).unbind(-1):
         axes.contour(across, up, v.numpy(), levels=[0], colors="0.6", linewidths=0.7, zorder=1)
     for label, marker, face in ((0, "o", "white"), (1, "^", "black")):
-        mine = case.x[case.y == label]
-        axes.plot(
-            mine[:, 0],
-            mine[:, 1],
-            marker,
-            mfc=face,
-            mec="black",
-            ms=6,
-            label=f"sample of class {label}",
-            zorder=3,
-        )
+        style: dict[str, Any] = {"mfc": face, "mec": "black", "ms": 6, "zorder": 3}
+        axes.plot(*case.x[case.y == label].T, marker, label=f"sample of class {label}", **style)
     share = float(data.eta[data.shown])
-    axes.plot(
-        *torch.stack([start, far], 1),
-        color=INK["infinity"],
-        lw=2.2,
-        label="steepest ray u from its sample",
-        zorder=2,
-    )
-    axes.plot(
-        *start,
-        "o",
-        mfc="none",
-        mec=INK["infinity"],
-        mew=2,
-        ms=12,
-        label=f"{1 - share:.2g} of that sample stays",
-        zorder=4,
-    )
-    axes.plot(
-        *far,
-        "*",
-        color=INK["infinity"],
-        ms=14,
-        label=f"{share:.2g} of it goes to the far point",
-        zorder=4,
-    )
+    ink = INK["infinity"]
+    ray = torch.stack([start, far], 1)
+    axes.plot(*ray, color=ink, lw=2.2, label="steepest ray u from its sample", zorder=2)
+    ring: dict[str, Any] = {"mfc": "none", "mec": ink, "mew": 2, "ms": 12, "zorder": 4}
+    axes.plot(*start, "o", label=f"{1 - share:.2g} of that sample stays", **ring)
+    goes = f"{share:.2g} of it goes to the far point"
+    axes.plot(*far, "*", color=ink, ms=14, label=goes, zorder=4)
     axes.plot([], [], color="black", lw=1.4, label="decision boundary (class 1 is grey)")
     axes.plot([], [], color="0.6", lw=0.7, label="walls of the cells")
     axes.set(xlabel="$x_1$", ylabel="$x_2$", aspect="equal")

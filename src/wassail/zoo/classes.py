@@ -15,7 +15,7 @@ from wassail.losses import predict
 from wassail.network import BATCH_SIZE, Model, Network, as_taken, device_of, first_logits, frozen
 from wassail.specification import Specification
 from wassail.zoo.files import ALPHABETICAL, CLASS_NAMES
-from wassail.zoo.samples import Data
+from wassail.zoo.samples import Data, Wrapped
 
 GIVEN = "as given"
 FIRST = 8  # samples that tell whether the model takes them
@@ -24,7 +24,7 @@ SHOWN = 12  # names in a sentence
 LONGEST = 40  # characters of a name in a sentence
 
 
-class InOrder(Data):
+class InOrder(Wrapped):
     """Other data with the classes in a given order.
 
     Args:
@@ -46,31 +46,20 @@ class InOrder(Data):
                 f"{', '.join(names[:SHOWN])}: give the names of all classes, in the order of the "
                 "model."
             )
-        self.name = whole.name
+        super().__init__(whole, {CLASS_NAMES: GIVEN})
         self.classes = names
-        self.shape = whole.shape
-        self.info = {**whole.info, CLASS_NAMES: GIVEN}
-        self._whole = whole
         old = range(len(names)) if whole.classes is None else map(names.index, whole.classes)
         self._number = torch.tensor(list(old))
 
-    def __len__(self) -> int:
-        """N."""
-        return len(self._whole)
-
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """As the data do, with the labels in the given order."""
-        x, y = self._whole.read(start, stop)
+        x, y = super().read(start, stop)
         if len(y) and not 0 <= int(y.min()) <= int(y.max()) < len(self._number):
             raise InputError(
                 f"{self.name!r} has a label {int(y.max())} and {len(self._number)} classes are "
                 "named: give the names of all."
             )
         return x, self._number[y]
-
-    def ids(self, start: int, stop: int) -> list[str]:
-        """As the data do."""
-        return self._whole.ids(start, stop)
 
 
 def classes_text(

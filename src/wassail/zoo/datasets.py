@@ -47,7 +47,16 @@ from wassail.zoo.files import (
     read_safetensors,
     reading,
 )
-from wassail.zoo.samples import ArrayData, Data, ItemData, labels_of, layout, pair_of, split_item
+from wassail.zoo.samples import (
+    ArrayData,
+    Data,
+    ItemData,
+    Wrapped,
+    labels_of,
+    layout,
+    pair_of,
+    split_item,
+)
 from wassail.zoo.tables import frame_values, from_frame, is_frame, read_csv, read_parquet
 from wassail.zoo.weights import regular, sha256
 
@@ -257,15 +266,11 @@ def _is_pair(source: Any) -> bool:
     )
 
 
-class _First(Data):
+class _First(Wrapped):
     """The first n samples of other data."""
 
     def __init__(self, whole: Data, n: int) -> None:
-        self.name = whole.name
-        self.info = whole.info
-        self.classes = whole.classes
-        self.shape = whole.shape
-        self._whole = whole
+        super().__init__(whole, {})
         self._n = n
 
     def __len__(self) -> int:
@@ -275,12 +280,12 @@ class _First(Data):
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """As the data do."""
         start, stop, _ = slice(start, stop).indices(self._n)
-        return self._whole.read(start, stop)
+        return super().read(start, stop)
 
     def ids(self, start: int, stop: int) -> list[str]:
         """As the data do."""
         start, stop, _ = slice(start, stop).indices(self._n)
-        return self._whole.ids(start, stop)
+        return super().ids(start, stop)
 
 
 def _builtin(name: str) -> Data:

@@ -85,33 +85,46 @@ class ArrayData(Data):
         return self._change(_tensor(self._x[start:stop])), y
 
 
-class CastData(Data):
-    """Other data in the floating-point type of a model."""
+class Wrapped(Data):
+    """Other data as they are: a subclass changes what it gives.
 
-    def __init__(self, whole: Data, dtype: torch.dtype) -> None:
+    Args:
+        whole: the data.
+        about: what is recorded besides what the data say.
+    """
+
+    def __init__(self, whole: Data, about: Mapping[str, Any]) -> None:
+        self.whole = whole
         self.name = whole.name
         self.classes = whole.classes
         self.shape = whole.shape
-        self._whole = whole
-        self._dtype = dtype
-        step = f"to {str(dtype).removeprefix('torch.')}, the type of the model"
-        self.info = {
-            **whole.info,
-            "preprocessing": [*whole.info.get("preprocessing", []), step],
-        }
+        self.info = {**whole.info, **about}
 
     def __len__(self) -> int:
-        """N."""
-        return len(self._whole)
+        """As the data."""
+        return len(self.whole)
 
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """As the data do, rounded."""
-        x, y = self._whole.read(start, stop)
-        return x.to(self._dtype), y
+        """As the data do."""
+        return self.whole.read(start, stop)
 
     def ids(self, start: int, stop: int) -> list[str]:
         """As the data do."""
-        return self._whole.ids(start, stop)
+        return self.whole.ids(start, stop)
+
+
+class CastData(Wrapped):
+    """Other data in the floating-point type of a model."""
+
+    def __init__(self, whole: Data, dtype: torch.dtype) -> None:
+        step = f"to {str(dtype).removeprefix('torch.')}, the type of the model"
+        super().__init__(whole, {"preprocessing": [*whole.info.get("preprocessing", []), step]})
+        self._dtype = dtype
+
+    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """As the data do, rounded."""
+        x, y = super().read(start, stop)
+        return x.to(self._dtype), y
 
 
 def for_model(data: Data, model: Model) -> Data:
