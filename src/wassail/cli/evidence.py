@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wassail.cli.commands import evaluate_command, seal_command, verify_command
+from wassail.cli.options import shared
 from wassail.cli.shared import checked_threads, classes_of, folder_of, model_from, writing
 from wassail.cli.signoff import has_results, quiet_output
 from wassail.errors import InputError
@@ -202,10 +203,8 @@ def _verify_pack(options: argparse.Namespace) -> int:
 
 def recheck_options(parser: argparse.ArgumentParser) -> None:
     """Options of `recheck` beside those of the model."""
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
-    parser.add_argument(
-        "--threads", type=int, default=None, help="CPU threads (default: torch's own)"
-    )
+    shared(parser, "--seed", help="of the draws (default: 0)")
+    shared(parser, "--threads")
 
 
 def recheck_command(options: argparse.Namespace) -> int:

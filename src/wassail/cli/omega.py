@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from wassail.cli.options import shared
 from wassail.cli.shared import checked_threads, seconds_text, writing
 from wassail.errors import FAILS, HOLDS, UNKNOWN, InputError
 from wassail.writing import save
@@ -45,10 +46,8 @@ def omega_options(children: argparse._SubParsersAction[Any]) -> None:
         default=str(SAMPLED),
         help="with --check: samples proved again, drawn at random, or all (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of draws (default: %(default)s)")
-    parser.add_argument(
-        "--threads", type=int, default=None, help="CPU threads (default: torch's own)"
-    )
+    shared(parser, "--seed", help="of draws (default: %(default)s)")
+    shared(parser, "--threads")
     parser.set_defaults(run=omega_command)
 
 

@@ -27,6 +27,38 @@ DEMO_SECONDS = "120"
 CHUNK = 100  # samples that are computed, and stored, in one go
 
 
+# Options that several commands have, as argparse is given them.
+SHARED: dict[str, dict[str, Any]] = {
+    "--threads": {"type": int, "help": "CPU threads (default: torch's own)"},
+    "--seed": {"type": int, "default": 0, "help": "keys the random starts (default: 0)"},
+    "-n": {"type": int, "help": "use the first N samples only"},
+    "--batch-size": {"type": int, "help": "most samples in one model call (default: 250)"},
+    "--models-dir": {
+        "default": "models",
+        "metavar": "DIR",
+        "help": "RobustBench's folder of checkpoints (default: %(default)s)",
+    },
+    "--dataset": {"help": "RobustBench's data set (default: cifar10)"},
+    "--no-look": {
+        "dest": "look",
+        "action": "store_false",
+        "help": "no checks and indicators of attack failure",
+    },
+    "--quiet": {"action": "store_true", "help": "no progress bar or lines"},
+}
+
+
+def shared(group: argparse._ActionsContainer, name: str, **own: Any) -> None:
+    """Add an option that several commands have.
+
+    Args:
+        group: a parser, or a group of its options.
+        name: of the option.
+        own: what is different for this command.
+    """
+    group.add_argument(name, **(SHARED[name] | own))
+
+
 class Patient:
     """The standard output, which goes nowhere once its reader is gone."""
 
@@ -98,12 +130,7 @@ def model_options(
         metavar="KEY",
         help="key, attribute or place of the logits in what the model returns",
     )
-    group.add_argument(
-        "--models-dir",
-        default="models",
-        metavar="DIR",
-        help="RobustBench's folder of checkpoints (default: %(default)s)",
-    )
+    shared(group, "--models-dir")
     group.add_argument(
         "--trust",
         action="store_true",
@@ -114,11 +141,7 @@ def model_options(
         action="store_true",
         help="the model has one output, positive for class 1",
     )
-    group.add_argument(
-        "--dataset",
-        default=None,
-        help="RobustBench's data set (default: cifar10)",
-    )
+    shared(group, "--dataset")
     if required:
         group.add_argument(
             "--data",
@@ -254,13 +277,7 @@ def threat_options(
         metavar="A",
         help=f"any of {', '.join(ATTACKS)} (default: {' '.join(DEFAULT_ATTACKS)})",
     )
-    group.add_argument(
-        "--batch-size",
-        type=int,
-        default=None,
-        metavar="B",
-        help="most samples in one model call (default: 250)",
-    )
+    shared(group, "--batch-size", metavar="B")
     group.add_argument(
         "--step",
         default=None,
@@ -307,16 +324,12 @@ def common_options(
         "--domain", nargs=2, default=["0", "1"], metavar=("LOW", "HIGH"), help="box (default: 0 1)"
     )
     group.add_argument("--no-box", action="store_true", help="let points leave the box: all of R^n")
-    group.add_argument("-n", type=int, default=None, help="use the first N samples only")
-    group.add_argument("--seed", type=int, default=0, help="keys the random starts (default: 0)")
+    shared(group, "-n")
+    shared(group, "--seed")
     group.add_argument("--out", default=None, help=f"directory for {out}")
-    group.add_argument(
-        "--threads",
-        type=int,
-        default=threads,
-        help="CPU threads (default: %s)" % (threads or "torch's own"),
-    )
+    own = {} if threads is None else {"help": f"CPU threads (default: {threads})"}
+    shared(group, "--threads", default=threads, **own)
     group.add_argument(
         "--device", default=None, help="where to compute: cpu, cuda, mps (default: cpu)"
     )
-    group.add_argument("--quiet", action="store_true", help="no progress bar or lines")
+    shared(group, "--quiet")

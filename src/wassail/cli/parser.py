@@ -45,6 +45,7 @@ from wassail.cli.options import (
     common_options,
     model_options,
     run_options,
+    shared,
     threat_options,
 )
 from wassail.cli.others import NO_OTHERS, others_options
@@ -310,12 +311,7 @@ def _evaluate_command(children: argparse._SubParsersAction[Any]) -> argparse.Arg
         metavar="A",
         help="extend the run in --out by these attacks",
     )
-    run.add_argument(
-        "--no-look",
-        dest="look",
-        action="store_false",
-        help="no checks and indicators of attack failure",
-    )
+    shared(run, "--no-look")
     run.add_argument(
         "--config", metavar="FILE", default=None, help="options from a file of `wassail init`"
     )
@@ -337,12 +333,7 @@ def _evidence_commands(children: argparse._SubParsersAction[Any]) -> argparse.Ar
     others_options(evidence)
     run_options(evidence, certify="auto", seconds=None, effort=PACK_EFFORT)
     run = evidence.add_argument_group("the run")
-    run.add_argument(
-        "--no-look",
-        dest="look",
-        action="store_false",
-        help="no checks and indicators of attack failure",
-    )
+    shared(run, "--no-look")
     run.add_argument(
         "--config",
         metavar="FILE",
@@ -426,15 +417,9 @@ def _verify_command(children: argparse._SubParsersAction[Any]) -> None:
         help="prove the certified radii again; with a share (0.1) so many, drawn at random "
         "(default: none of a run, a tenth of a pack)",
     )
-    verify.add_argument(
-        "--seed",
-        type=int,
-        default=None,
-        help="of what is drawn at random (default: a new one, printed)",
-    )
-    verify.add_argument(
-        "--threads", type=int, default=None, help="CPU threads (default: torch's own)"
-    )
+    about = "of what is drawn at random (default: a new one, printed)"
+    shared(verify, "--seed", default=None, help=about)
+    shared(verify, "--threads")
     verify.add_argument(
         "-o", "--output", metavar="FILE", help="write the page of the run with what was verified"
     )
@@ -542,11 +527,9 @@ def _figures_command(parts: argparse._SubParsersAction[Any]) -> None:
         "--model", default=None, help="for the figures of attacks (default: an embedded one)"
     )
     figures.add_argument("--data", default=None, help="see `wassail evaluate` (default: digits)")
-    figures.add_argument("-n", type=int, default=None, help="samples (default: the figure's)")
+    shared(figures, "-n", help="samples (default: the figure's)")
     figures.add_argument("--eps", default=None, help="budget (default: the figure's)")
-    figures.add_argument(
-        "--seed", type=int, default=0, help="of the networks and samples (default: 0)"
-    )
+    shared(figures, "--seed", help="of the networks and samples (default: 0)")
     figures.add_argument(
         "--out", default="figures", help="directory to write to (default: %(default)s)"
     )
@@ -579,31 +562,17 @@ def _table_command(parts: argparse._SubParsersAction[Any]) -> None:
     table.add_argument(
         "--attacks", nargs="+", default=None, metavar="A", help="the columns to run (default: all)"
     )
-    table.add_argument("-n", type=int, default=200, help="samples (default: %(default)s)")
+    shared(table, "-n", default=200, help="samples (default: %(default)s)")
     table.add_argument(
         "--passes",
         type=int,
         default=1000,
         help="passes a sample for `nearest` (default: %(default)s)",
     )
-    table.add_argument(
-        "--dataset",
-        default=None,
-        help="RobustBench's data set (default: the paper's for the model)",
-    )
-    table.add_argument(
-        "--models-dir",
-        default="models",
-        metavar="DIR",
-        help="RobustBench's checkpoints (default: %(default)s)",
-    )
-    table.add_argument(
-        "--batch-size", type=int, default=None, help="most samples in one model call (default: 250)"
-    )
-    table.add_argument(
-        "--threads", type=int, default=None, help="CPU threads (default: torch's own)"
-    )
-    table.add_argument("--seed", type=int, default=0, help="keys the random starts (default: 0)")
+    shared(table, "--dataset", help="RobustBench's data set (default: the paper's for the model)")
+    shared(table, "--models-dir", help="RobustBench's checkpoints (default: %(default)s)")
+    for name in ("--batch-size", "--threads", "--seed"):
+        shared(table, name)
     table.add_argument(
         "--out",
         default="paper-table",
@@ -614,5 +583,5 @@ def _table_command(parts: argparse._SubParsersAction[Any]) -> None:
         action="store_true",
         help="go on with the runs in --out, perhaps with more models or attacks",
     )
-    table.add_argument("--quiet", action="store_true", help="no progress bar or lines")
+    shared(table, "--quiet")
     table.set_defaults(run=table_command)

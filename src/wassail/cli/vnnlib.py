@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from wassail.cli.options import shared
 from wassail.cli.shared import checked_threads, folder_of, seconds_text, writing
 from wassail.errors import FAILS, HOLDS, UNKNOWN, InputError
 from wassail.writing import save
@@ -44,10 +45,8 @@ def vnnlib_options(children: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="write the verdict and the counterexample"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the attack (default: %(default)s)")
-    parser.add_argument(
-        "--threads", type=int, default=None, help="CPU threads (default: torch's own)"
-    )
+    shared(parser, "--seed", help="of the attack (default: %(default)s)")
+    shared(parser, "--threads")
     parser.set_defaults(run=vnnlib_command)
 
 
