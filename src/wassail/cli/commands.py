@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wassail.cli.others import groups_from, others_from, refuse_others
+from wassail.cli.others import groups_from, others_from
 from wassail.cli.shared import (
     boxed,
     checked,
@@ -22,6 +22,7 @@ from wassail.cli.shared import (
     loaded,
     model_from,
     progress,
+    refuse,
     runner_of,
     seconds_text,
     writing,
@@ -36,11 +37,10 @@ from wassail.cli.signoff import (
     sign_off,
     threats_of,
 )
-from wassail.cli.smooth import evaluate_smoothed, refuse_alone
+from wassail.cli.smooth import OWN, evaluate_smoothed
 from wassail.cli.task import (
     check_task_options,
     names_in,
-    refuse_task,
     targets_from,
     task_from,
 )
@@ -101,10 +101,8 @@ def evaluate_command(options: argparse.Namespace) -> int:
     if options.norm is None:
         options.norm = "inf" if options.smooth is None else "2"
     if options.smooth is not None:
-        refuse_others(options, "a model without --smooth")
-        refuse_task(options, "a model without --smooth")
         return evaluate_smoothed(options)
-    refuse_alone(options)
+    refuse(options, OWN, "for --smooth: add that, or leave it away.")
     asked = _asked(options)
     requirements = parsed(options)
     folder = folder_of(options)
@@ -137,8 +135,8 @@ def evaluate_command(options: argparse.Namespace) -> int:
             effort=asked.effort,
             arithmetic=options.arithmetic,
             gap=None if asked.gap is None else asked.gap / 100,
-            closing=getattr(options, "closing", None),
-            provers=getattr(options, "provers", 1),
+            closing=options.closing,
+            provers=options.provers,
             time_limit=asked.seconds,
             passes=options.passes,
             seed=options.seed,

@@ -15,13 +15,6 @@ from wassail.threat import Groups, number, parse_label_cost, parse_subpopulation
 if TYPE_CHECKING:
     from wassail.zoo.samples import Data
 
-NO_OTHERS: dict[str, Any] = {
-    "label_cost": None,
-    "subpopulation": None,
-    "groups": None,
-    "group_weights": [],
-}
-
 
 def others_options(parser: argparse.ArgumentParser) -> None:
     """Labels that change and other people: figures beside those of the threats."""
@@ -64,14 +57,6 @@ def others_from(options: argparse.Namespace) -> dict[str, Any]:
     if options.subpopulation is not None:
         found["subpopulation"] = parse_subpopulation(options.subpopulation)
     return found
-
-
-def refuse_others(options: argparse.Namespace, reason: str) -> None:
-    """Refuse these options where they say nothing."""
-    for name, default in NO_OTHERS.items():
-        if getattr(options, name) != default:
-            word = name.replace("_", "-")
-            raise InputError(f"--{word} is for {reason}: leave it away.")
 
 
 def groups_from(options: argparse.Namespace, data: Data) -> dict[str, Any]:

@@ -48,11 +48,10 @@ from wassail.cli.options import (
     shared,
     threat_options,
 )
-from wassail.cli.others import NO_OTHERS, others_options
-from wassail.cli.shared import MODEL_OPTIONS
-from wassail.cli.signoff import NO_SIGN_OFF, signoff_options
+from wassail.cli.others import others_options
+from wassail.cli.signoff import signoff_options
 from wassail.cli.smooth import smooth_options
-from wassail.cli.task import NO_TASK, task_options
+from wassail.cli.task import task_options
 from wassail.cli.vnnlib import vnnlib_options
 from wassail.errors import BAD_INPUT, HOLDS, INTERNAL, SIGNALLED, InputError
 from wassail.names import EXPORTS, FIGURES, SLOPES
@@ -198,10 +197,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="wassail", description=SUMMARY)
     parser.add_argument("--version", action="version", version=f"wassail {version('wassail')}")
     children = parser.add_subparsers(required=True, metavar="COMMAND")
-    _demo_command(children)
+    demo = children.add_parser(
+        "demo",
+        help=f"attack and certify the embedded model on {DEMO_SAMPLES} samples: about a minute",
+    )
     evaluate = _evaluate_command(children)
+    _demo_command(demo, evaluate)
     _page_commands(children)
-    evidence = _evidence_commands(children)
+    evidence = _evidence_commands(children, evaluate)
     _verify_command(children)
     _export_command(children)
     _certify_command(children)
@@ -259,12 +262,24 @@ def _complete(parser: argparse.ArgumentParser, shell: str) -> int:
     return 0
 
 
-def _demo_command(children: argparse._SubParsersAction[Any]) -> None:
+def _runs_evaluate(
+    parser: argparse.ArgumentParser, evaluate: argparse.ArgumentParser, **own: Any
+) -> None:
+    """Give a command that runs `evaluate` the defaults of all options that it does not have.
+
+    Args:
+        parser: of the command.
+        evaluate: the parser of `evaluate`.
+        own: defaults of the command's own.
+    """
+    mine = {action.dest for action in parser._actions}
+    known = {name: value for name, value in evaluate._defaults.items() if name not in mine}
+    known |= {name: value for name, value in known["usual"].items() if name not in mine}
+    parser.set_defaults(**(known | own))
+
+
+def _demo_command(demo: argparse.ArgumentParser, evaluate: argparse.ArgumentParser) -> None:
     """`wassail demo`."""
-    demo = children.add_parser(
-        "demo",
-        help=f"attack and certify the embedded model on {DEMO_SAMPLES} samples: about a minute",
-    )
     demo.add_argument(
         "model", nargs="?", default="digits-cnn-adv", help="a built-in model (default: %(default)s)"
     )
@@ -272,7 +287,9 @@ def _demo_command(children: argparse._SubParsersAction[Any]) -> None:
         demo, eps="0.05", threads=1, out=f"{RUN_FILES} (default: wassail-demo)"
     )  # a tiny network needs one thread; proofs of two samples run side by side
     run_options(demo, certify="auto", seconds=DEMO_SECONDS, gap=DEMO_GAP)
-    demo.set_defaults(
+    _runs_evaluate(
+        demo,
+        evaluate,
         run=demo_command,
         data="digits",
         n=DEMO_SAMPLES,
@@ -280,13 +297,6 @@ def _demo_command(children: argparse._SubParsersAction[Any]) -> None:
         provers=2,
         out="wassail-demo",
         resume=True,
-        look=True,
-        smooth=None,
-        add_attack=[],
-        **dict.fromkeys(MODEL_OPTIONS),
-        **NO_SIGN_OFF,
-        **NO_OTHERS,
-        **NO_TASK,
     )
 
 
@@ -317,11 +327,14 @@ def _evaluate_command(children: argparse._SubParsersAction[Any]) -> argparse.Arg
     )
     signoff_options(evaluate)
     smooth_options(evaluate)
-    evaluate.set_defaults(run=evaluate_command)
+    usual = {action.dest: action.default for action in evaluate._actions}
+    evaluate.set_defaults(run=evaluate_command, closing=None, provers=1, usual=usual)
     return evaluate
 
 
-def _evidence_commands(children: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+def _evidence_commands(
+    children: argparse._SubParsersAction[Any], evaluate: argparse.ArgumentParser
+) -> argparse.ArgumentParser:
     """`wassail evidence` and `wassail recheck`."""
     evidence: argparse.ArgumentParser = children.add_parser(
         "evidence",
@@ -342,7 +355,7 @@ def _evidence_commands(children: argparse._SubParsersAction[Any]) -> argparse.Ar
     )
     evidence_options(evidence)
     signoff_options(evidence)
-    evidence.set_defaults(run=evidence_command, smooth=None, add_attack=[], resume=True, **NO_TASK)
+    _runs_evaluate(evidence, evaluate, run=evidence_command, resume=True)
     recheck = children.add_parser(
         "recheck", help="does the guarantee of a pack still speak about new data?"
     )

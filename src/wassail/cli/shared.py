@@ -19,20 +19,6 @@ if TYPE_CHECKING:
     from wassail.zoo.samples import Data
     from wassail.zoo.source import Source
 
-MODEL_OPTIONS = (
-    "weights",
-    "mean",
-    "std",
-    "logits",
-    "models_dir",
-    "dataset",
-    "ids",
-    "preprocessing",
-    "classes",
-    "trust",
-    "one_logit",
-)
-
 
 def seconds_text(text: str) -> float:
     """A positive number of seconds."""
@@ -47,6 +33,19 @@ def known(kind: str, names: Sequence[str], valid: Collection[str]) -> None:
     for name in names:
         if name not in valid:
             raise unknown(kind, name, valid)
+
+
+def refuse(options: argparse.Namespace, names: Sequence[str], reason: str) -> None:
+    """Refuse options of `evaluate` that were given where they say nothing.
+
+    Args:
+        options: of the command line.
+        names: of the options, as attributes.
+        reason: how the sentence goes on behind the option.
+    """
+    for name in names:
+        if getattr(options, name) != options.usual[name]:
+            raise InputError(f"--{name.replace('_', '-')} is {reason}")
 
 
 def checked(options: argparse.Namespace) -> tuple[float, Domain]:

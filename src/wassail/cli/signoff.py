@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wassail.cli.shared import writing
 from wassail.errors import InputError
@@ -26,16 +26,6 @@ if TYPE_CHECKING:
     from wassail.zoo.samples import Data
 
 
-NO_SIGN_OFF: dict[str, Any] = {
-    "require": [],
-    "json": False,
-    "junit": None,
-    "card": None,
-    "sarif": None,
-    "job_summary": None,
-    "landmarks": False,
-    "box": None,
-}
 STEP = "GITHUB_STEP_SUMMARY"  # where GitHub says which file its job summary is
 KNOWN_SHIFT = re.compile(r"[a-z]+-[0-9.]+")
 
@@ -249,7 +239,7 @@ def _places(options: argparse.Namespace, verdicts: Sequence[Verdict]) -> dict[st
     """Where the configuration asks for each requirement."""
     from wassail.report.sarif import lines_of
 
-    file = getattr(options, "config", None)
+    file = options.config
     if file is None:
         return {}
     text = read_small(file, 1 << 20, "a configuration").decode()

@@ -11,19 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wassail.cli.config import actions
-from wassail.cli.options import CHUNK
 from wassail.cli.shared import (
     checked,
     folder_of,
     loaded,
     made_by,
     progress,
+    refuse,
     runner_of,
     writing,
 )
-from wassail.cli.signoff import NO_SIGN_OFF
 from wassail.errors import InputError
-from wassail.names import DEFAULT_ATTACKS
 from wassail.threat import (
     Domain,
     ceil_percent,
@@ -53,22 +51,15 @@ and Feizi (2022) for `random`, from the same draws."""
 DRAWS = 1000
 CONFIDENCE = "0.999"
 BUDGETS = ["0", "0.05", "0.1", "0.25", "0.5"]
-# Options of `evaluate` that say nothing about a smoothed model, and their defaults.
-FOREIGN: dict[str, Any] = {
-    "attacks": list(DEFAULT_ATTACKS),
-    "add_attack": [],
-    "points": None,
-    "step": None,
-    "topk": None,
-    "kappa": None,
-    "effort": None,
-    "gap": None,
-    "time_limit": None,
-    "arithmetic": "auto",
-    "gradients": "float32",
-    "chunk": CHUNK,
-    **NO_SIGN_OFF,
-}
+# Options of `evaluate` that say nothing about a smoothed model, and those that only it has.
+FOREIGN = (
+    *("attacks", "add_attack", "points", "step", "topk", "kappa"),
+    *("effort", "gap", "time_limit", "arithmetic", "gradients", "chunk"),
+    *("require", "json", "junit", "card", "sarif", "job_summary", "landmarks", "box"),
+    *("label_cost", "subpopulation", "groups", "group_weights"),
+    *("tolerance", "threshold", "label", "target", "immutable"),
+)
+OWN = ("draws", "confidence")
 
 
 @dataclass(frozen=True)
@@ -177,13 +168,6 @@ def evaluate_smoothed(options: argparse.Namespace) -> int:
     return 0
 
 
-def refuse_alone(options: argparse.Namespace) -> None:
-    """Options of a smoothed model say nothing without --smooth."""
-    for option, default in (("draws", DRAWS), ("confidence", CONFIDENCE)):
-        if getattr(options, option, default) != default:
-            raise InputError(f"--{option} is for --smooth: add that, or leave it away.")
-
-
 def _asked(options: argparse.Namespace) -> Asked:
     """The options, checked without a model."""
     if options.certify not in (None, "auto", "smoothing"):
@@ -191,12 +175,7 @@ def _asked(options: argparse.Namespace) -> Asked:
             f"--certify {options.certify} is for the bare model: with --smooth give smoothing, or "
             "nothing."
         )
-    for option, default in FOREIGN.items():
-        if getattr(options, option) != default:
-            raise InputError(
-                f"--{option.replace('_', '-')} is not for a smoothed model: leave it away, or "
-                "leave --smooth away."
-            )
+    refuse(options, FOREIGN, "not for a smoothed model: leave it away, or leave --smooth away.")
     if options.eps == [None]:
         options.eps = BUDGETS
     norm, domain = checked(options)

@@ -14,13 +14,6 @@ from wassail.threat import number
 if TYPE_CHECKING:
     from wassail.zoo.files import Targets
 
-NO_TASK: dict[str, Any] = {
-    "tolerance": None,
-    "threshold": None,
-    "label": None,
-    "target": None,
-    "immutable": None,
-}
 TABLES = (".csv", ".parquet")
 MOST = 1 << 26  # bytes of tolerances
 
@@ -40,13 +33,6 @@ def task_options(parser: argparse.ArgumentParser) -> None:
     }
     for name, (shown, text) in words.items():
         group.add_argument(f"--{name}", default=None, metavar=shown, help=text)
-
-
-def refuse_task(options: argparse.Namespace, reason: str) -> None:
-    """Refuse these options where they say nothing."""
-    for name in NO_TASK:
-        if getattr(options, name) is not None:
-            raise InputError(f"--{name} is for {reason}: leave it away.")
 
 
 def check_task_options(options: argparse.Namespace) -> None:
