@@ -220,7 +220,7 @@ EVALUATE_BAD = {
     "precision": (["--gradients", "float8"], "unknown precision 'float8'"),
     "resume": (["--resume"], "need --out"),
     "threads": (["--threads", "0"], "--threads is 0"),
-    "step": (["--step", "tiny"], "step 'tiny' is not a number"),
+    "step": (["--attacks", "wda:step=tiny"], "step 'tiny' is not a number"),
     "workers": (["--workers", "2"], "--workers is for --ray"),
     "control": (["--attacks", "a\x1b[2J"], "unknown attack 'a"),
     "device": (["--device", "abacus"], "cannot use device 'abacus'"),

@@ -174,7 +174,7 @@ def test_a_sign_off_looks_again_at_what_was_stored(
     forge(out, edit)
     capsys.readouterr()
     junit = tmp_path / "j.xml"
-    assert main([*words.split(), *require, "--junit", str(junit)]) == 1
+    assert main([*words.split(), *require, "--write", str(junit)]) == 1
     captured = capsys.readouterr()
     answer = json.loads(captured.out)
     assert answer["verification"]["holds"] is False and answer["holds"] is False

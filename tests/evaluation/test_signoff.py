@@ -192,7 +192,7 @@ def test_junit_and_card_say_what_failed(run) -> None:
 def test_the_command_line_answers_by_its_exit_code(tmp_path, capsys) -> None:
     base = ["evaluate", "digits-mlp-adv", "-n", "12", "--eps", "0.02", "--order", "1"]
     base += ["--attacks", "nearest", "--passes", "10", "--no-look", "--quiet"]
-    with_files = ["--junit", str(tmp_path / "j.xml"), "--card", str(tmp_path / "card.md")]
+    with_files = ["--write", str(tmp_path / "j.xml"), "--write", str(tmp_path / "card.md")]
     code = main([*base, "--json", "--require", "accuracy>=0.99999 at eps 5 attacked", *with_files])
     out, err = capsys.readouterr()
     assert code == 1

@@ -95,7 +95,9 @@ def test_no_folder_leaves_the_machine(tmp_path: Path, capsys: pytest.CaptureFixt
     words = "evaluate digits-mlp --eps 0.05 --order inf --attacks fgsm --no-look --quiet --data"
     out = tmp_path / "run"
     card = tmp_path / "card.md"
-    assert main([*words.split(), str(place / "x.npz"), "--out", str(out), "--card", str(card)]) == 0
+    assert (
+        main([*words.split(), str(place / "x.npz"), "--out", str(out), "--write", str(card)]) == 0
+    )
     run = ws.Evaluation.load(out)
     assert run.data == "…/x.npz"
     for text in (report(run), card.read_text(), str(as_json(run)), str(entry(run))):

@@ -88,7 +88,7 @@ def test_the_same_accuracy_at_every_n_and_the_numbers_on_every_page(
     said = "Class names and their numbers (in alphabetical order): ant = 0, bee = 1, cat = 2."
     for n in (10, 40, 60):
         out = folder / f"run{n}"
-        assert evaluate("ours:thirds", "--out", str(out), "--card", "card.md", n=n) == 0
+        assert evaluate("ours:thirds", "--out", str(out), "--write", "card.md", n=n) == 0
         assert said in capsys.readouterr().out
         run = ws.Evaluation.load(out)
         assert run.clean == 1

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,7 @@ class _Asked:
         gap: in points, or None.
         seconds: for all radii, or None.
         effort: seconds for each sample's proof, or None.
-        settings: `step`, `topk` and `kappa` of the paper's attacks, None where not given.
+        attacks: those asked for and those added, with the options of each.
         others: `label_cost` and `subpopulation`, where given.
     """
 
@@ -92,7 +92,7 @@ class _Asked:
     gap: float | None
     seconds: float | None
     effort: float | None
-    settings: dict[str, Any]
+    attacks: dict[str, dict[str, Any]]
     others: dict[str, Any]
 
 
@@ -119,7 +119,7 @@ def evaluate_command(options: argparse.Namespace) -> int:
     held = names_in(options.immutable)
     if options.box is not None or held:
         source, data, domain = boxed(options.box, source, data, domain, held)
-    attacks = _chosen_attacks(options, asked.settings, folder)
+    attacks = _chosen_attacks(options, asked.attacks, folder)
     others = asked.others | groups_from(options, data)
     with runner_of(options) as runner:
         run = ws.evaluate(
@@ -165,7 +165,7 @@ def _asked(options: argparse.Namespace) -> _Asked:
     check_task_options(options)
     orders = list(dict.fromkeys(map(parse_order, options.order)))
     budgets = list(dict.fromkeys(map(budget, options.eps)))
-    known("attack", [*options.attacks, *options.add_attack], ATTACKS)
+    attacks = attack_options([*options.attacks, *options.add_attack])
     known("precision", [options.gradients], PRECISIONS)
     if options.certify == "smoothing":
         raise InputError("--certify smoothing is for a smoothed model: add --smooth SIGMA.")
@@ -184,34 +184,53 @@ def _asked(options: argparse.Namespace) -> _Asked:
             f"--effort is {options.effort}: give seconds for each sample, at least 0, together "
             "with --certify."
         )
-    settings: dict[str, Any] = {"topk": options.topk}
-    for word in ("step", "kappa"):
-        given = getattr(options, word)
-        settings[word] = None if given is None else number(given, word)
     if (options.resume or options.add_attack) and options.out is None:
         raise InputError(
             "--resume and --add-attack need --out: the folder of the run to go on with."
         )
-    own = (gap, seconds, effort, settings, others_from(options))
+    own = (gap, seconds, effort, attacks, others_from(options))
     return _Asked(norm, domain, orders, budgets, *own)
 
 
+def attack_options(words: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Attacks with their options: `wda:kappa=4,step=8/255`.
+
+    Args:
+        words: names, perhaps with options behind a colon.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for word in words:
+        name, _, given = word.partition(":")
+        known("attack", [name], ATTACKS)
+        own = found.setdefault(name, {})
+        for part in given.split(",") if given else ():
+            key, equals, value = part.partition("=")
+            if not (key and equals and value):
+                raise InputError(f"cannot read {word!r}: write {name}:option=value,option=value.")
+            own[key] = _plain(value)
+    return found
+
+
+def _plain(text: str) -> int | float | str:
+    """A whole number, a number, or the text itself."""
+    try:
+        value = number(text)
+    except InputError:
+        return text
+    return int(text) if text.isdecimal() else value
+
+
 def _chosen_attacks(
-    options: argparse.Namespace, settings: Mapping[str, Any], folder: Path | None
+    options: argparse.Namespace, asked: dict[str, dict[str, Any]], folder: Path | None
 ) -> dict[str, dict[str, Any]]:
     """The attacks with the options of each: those asked for, beside those of a run that is
     extended.
     """
-    own: dict[str, dict[str, Any]] = {
-        name: {} for name in dict.fromkeys([*options.attacks, *options.add_attack])
-    }
-    for name, words in {"wda": ("step", "topk", "kappa"), "wda++": ("step", "topk")}.items():
-        if name in own:
-            own[name] = {word: settings[word] for word in words if settings[word] is not None}
     if not options.add_attack or folder is None:
-        return own
+        return asked
     before = _attacks_of(folder)
-    return before | {name: before.get(name, {}) | own[name] for name in options.add_attack}
+    added = attack_options(options.add_attack)
+    return before | {name: before.get(name, {}) | own for name, own in added.items()}
 
 
 def _print_run(

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from wassail.cli.options import refuse_gone
 from wassail.cli.shared import writing
 from wassail.errors import InputError, unknown
 from wassail.writing import read_small, save
@@ -23,7 +24,7 @@ DOTS = 200  # of one line: a key of thousands of parts takes gigabytes to read
 CODE = ("model", "data")  # options that may name a function
 NO_CODE = ("robustbench", "timm", "hf", "huggingface")  # what stands before other names
 TRUSTING = ("trust", "ray")  # options that let others run code
-PLACES = ("out", "junit", "card", "sarif", "job-summary")  # options that name what is written
+PLACES = ("out", "write", "job-summary")  # options that name what is written
 WITHOUT = {"help", "config", "key"}  # options that make no sense in the file
 HEAD = """\
 # An evaluation: {command} --config {name}
@@ -109,12 +110,14 @@ def apply_config(parser: argparse.ArgumentParser, path: str, trusted: bool = Fal
     """
     known = {key_of(action): action for _, action in actions(parser)}
     for key, value in read_config(path).items():
+        refuse_gone([f"--{key}"])
         if key not in known:
             raise unknown(f"option of {path!r},", key, known)
         if not trusted:
             _refuse_code(key, value, path)
         if key in PLACES and value != "":
-            _refuse_place(key, value, path)
+            for place in value if isinstance(value, list) else [value]:
+                _refuse_place(key, place, path)
         action = known[key]
         if value in ("", []):
             continue

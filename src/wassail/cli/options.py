@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterable
 from typing import Any, TextIO
 
+from wassail.errors import InputError
 from wassail.names import ARITHMETICS, ATTACKS, DEFAULT_ATTACKS, PRECISIONS, RADIUS_METHODS
 
 SUMMARY = (
@@ -46,6 +48,23 @@ SHARED: dict[str, dict[str, Any]] = {
     },
     "--quiet": {"action": "store_true", "help": "no progress bar or lines"},
 }
+
+
+# Options of earlier versions, and what replaces them.
+GONE = {
+    **{name: f"--attacks wda:{name[2:]}=VALUE" for name in ("--step", "--topk", "--kappa")},
+    "--junit": "--write FILE.xml",
+    "--card": "--write FILE.md",
+    "--sarif": "--write FILE.sarif",
+}
+
+
+def refuse_gone(words: Iterable[str]) -> None:
+    """Refuse options that are gone in a sentence that names the new one."""
+    for word in words:
+        option = word.partition("=")[0]
+        if option in GONE:
+            raise InputError(f"{option} is gone: give {GONE[option]}.")
 
 
 def shared(group: argparse._ActionsContainer, name: str, **own: Any) -> None:
@@ -275,25 +294,10 @@ def threat_options(
         nargs="+",
         default=list(DEFAULT_ATTACKS),
         metavar="A",
-        help=f"any of {', '.join(ATTACKS)} (default: {' '.join(DEFAULT_ATTACKS)})",
+        help=f"any of {', '.join(ATTACKS)}; options behind a colon, wda:kappa=4,step=8/255 "
+        f"(default: {' '.join(DEFAULT_ATTACKS)})",
     )
     shared(group, "--batch-size", metavar="B")
-    group.add_argument(
-        "--step",
-        default=None,
-        help="alpha of WDA and WDA++ (default: the paper's)",
-    )
-    group.add_argument(
-        "--topk",
-        type=int,
-        default=None,
-        help="rivals that WDA and WDA++ try (default: the paper's)",
-    )
-    group.add_argument(
-        "--kappa",
-        default=None,
-        help="of WDA (default: 2, at order inf 1)",
-    )
     group.add_argument(
         "--passes",
         type=count_or_auto,

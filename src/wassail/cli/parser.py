@@ -44,6 +44,7 @@ from wassail.cli.options import (
     Patient,
     common_options,
     model_options,
+    refuse_gone,
     run_options,
     shared,
     threat_options,
@@ -116,6 +117,8 @@ def _main(argv: Sequence[str] | None) -> int:
                 raise InputError(
                     f"`wassail {words[0]}` is a part of `wassail evaluate`: write {GONE[words[0]]}."
                 )
+            if words[0] in ("evaluate", "evidence", "demo"):
+                refuse_gone(words)
             file = config_in(words) if words[0] in ("evaluate", "evidence") else None
             if file is not None:
                 apply_config(_child(parser, words), file, "--trust" in words)

@@ -1,4 +1,4 @@
-"""Requirements on the command line: `--require`, `--json`, `--junit`, `--card`."""
+"""Requirements on the command line: `--require`, `--json`, `--write`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wassail.cli.shared import writing
+from wassail.cli.shared import known, writing
 from wassail.errors import InputError
 from wassail.threat import Domain, Threat, parse_eps
 from wassail.writing import append, read_small, save
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from wassail.zoo.samples import Data
 
 
+WRITTEN = (".xml", ".md", ".sarif")
 STEP = "GITHUB_STEP_SUMMARY"  # where GitHub says which file its job summary is
 KNOWN_SHIFT = re.compile(r"[a-z]+-[0-9.]+")
 
@@ -57,10 +58,13 @@ def signoff_options(parser: argparse.ArgumentParser) -> None:
         help="a box and a unit for each feature, instead of --domain: CSV with feature, low, high, "
         "scale (0: may not move), or .npz, also of each sample",
     )
-    group.add_argument("--junit", metavar="FILE", help="the requirements as JUnit XML")
-    group.add_argument("--card", metavar="FILE", help="a section for a model card, in Markdown")
     group.add_argument(
-        "--sarif", metavar="FILE", help="requirements that fail, for code scanning: SARIF 2.1.0"
+        "--write",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="the answer as a file, by its ending: .xml JUnit, .md a section for a model card, "
+        ".sarif what fails for code scanning; may be given several times",
     )
     group.add_argument(
         "--job-summary",
@@ -86,8 +90,9 @@ def parsed(options: argparse.Namespace) -> list[Requirement]:
     """The requirements, read before any work: one that cannot be answered costs no run."""
     if options.job_summary == "" and not os.environ.get(STEP):
         raise InputError(f"--job-summary is bare and {STEP} is not set: name a file.")
-    for target in (options.junit, options.card, options.sarif, options.job_summary or None):
-        if target is not None and not Path(target).parent.is_dir():
+    known("ending of a file", [Path(target).suffix for target in options.write], WRITTEN)
+    for target in (*options.write, *([options.job_summary] if options.job_summary else [])):
+        if not Path(target).parent.is_dir():
             raise InputError(f"cannot write {target!r}: there is no such folder; make it first.")
     if not options.require:
         return []
@@ -194,45 +199,35 @@ def sign_off(
         looked: what was verified of results that were stored before, or None.
     """
     from wassail.report.card import model_card
+    from wassail.report.job import job_summary
     from wassail.report.machine import as_json, as_junit
+    from wassail.report.sarif import as_sarif
+
+    def sarif() -> str:
+        log = as_sarif(run, verdicts, looked, _places(options, verdicts))
+        return json.dumps(log, indent=1) + "\n"
+
+    texts = {
+        ".xml": lambda: as_junit(run, verdicts, looked),
+        ".md": lambda: model_card(run, verdicts),
+        ".sarif": sarif,
+    }
 
     with quiet_output(options):
         for verdict in verdicts:
             print("".join(c if c.isprintable() else "?" for c in str(verdict)))
-        if options.junit is not None:
-            with writing(Path(options.junit)):
-                save(options.junit, as_junit(run, verdicts, looked))
-            print(f"wrote {options.junit}")
-        if options.card is not None:
-            with writing(Path(options.card)):
-                save(options.card, model_card(run, verdicts))
-            print(f"wrote {options.card}")
-        _for_workflows(options, run, verdicts, looked)
+        for target in options.write:
+            with writing(Path(target)):
+                save(target, texts[Path(target).suffix]())
+            print(f"wrote {target}")
+        if options.job_summary is not None:
+            target = options.job_summary or os.environ[STEP]
+            with writing(Path(target)):
+                append(target, job_summary(run, verdicts).encode())
+            print(f"added a summary to {target}")
     if options.json:
         print(json.dumps(as_json(run, verdicts, looked), indent=1))
     return 0 if all(verdicts) else 1
-
-
-def _for_workflows(
-    options: argparse.Namespace,
-    run: Evaluation,
-    verdicts: Sequence[Verdict],
-    looked: Verification | None,
-) -> None:
-    """Code scanning and the job summary, where they were asked for."""
-    from wassail.report.job import job_summary
-    from wassail.report.sarif import as_sarif
-
-    if options.sarif is not None:
-        log = as_sarif(run, verdicts, looked, _places(options, verdicts))
-        with writing(Path(options.sarif)):
-            save(options.sarif, json.dumps(log, indent=1) + "\n")
-        print(f"wrote {options.sarif}")
-    if options.job_summary is not None:
-        target = options.job_summary or os.environ[STEP]
-        with writing(Path(target)):
-            append(target, job_summary(run, verdicts).encode())
-        print(f"added a summary to {target}")
 
 
 def _places(options: argparse.Namespace, verdicts: Sequence[Verdict]) -> dict[str, tuple[str, int]]:

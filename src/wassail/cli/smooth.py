@@ -53,9 +53,9 @@ CONFIDENCE = "0.999"
 BUDGETS = ["0", "0.05", "0.1", "0.25", "0.5"]
 # Options of `evaluate` that say nothing about a smoothed model, and those that only it has.
 FOREIGN = (
-    *("attacks", "add_attack", "points", "step", "topk", "kappa"),
-    *("effort", "gap", "time_limit", "arithmetic", "gradients", "chunk"),
-    *("require", "json", "junit", "card", "sarif", "job_summary", "landmarks", "box"),
+    *("attacks", "add_attack", "points", "effort", "gap", "time_limit"),
+    *("arithmetic", "gradients", "chunk"),
+    *("require", "json", "write", "job_summary", "landmarks", "box"),
     *("label_cost", "subpopulation", "groups", "group_weights"),
     *("tolerance", "threshold", "label", "target", "immutable"),
 )

@@ -33,6 +33,7 @@ from wassail.zoo.samples import Data
 from wassail.zoo.source import Source
 
 OTHERS = ("label_cost", "subpopulation", "groups")  # what may change besides inputs
+OWN = ("state", "mu", "progress")  # arguments of attacks that are no options of a run
 AUTO = "auto"  # passes that the evaluation chooses itself
 
 
@@ -84,12 +85,11 @@ def plan(threats: Sequence[Threat], attacks: Mapping[str, Mapping[str, Any]]) ->
     for name in sorted(attacks, key=lambda name: catalogue.find(name).passes):
         orders = catalogue.find(name).orders
         options = attacks[name]
-        if (
-            "state" in options
-        ):  # the configuration of a run from elsewhere must not name a file to be written
+        # The configuration of a run from elsewhere must not name a file to be written.
+        taken = [key for key in OWN if key in options]
+        if taken:
             raise InputError(
-                f"the attack {name!r} is asked to keep a file (state), and a run keeps its own: "
-                "leave it out."
+                f"the attack {name!r} is given {taken[0]}, which a run gives it: leave it out."
             )
         if orders == "one":
             units.append(Unit(f"attack@{name}", name, threats[0], options))
