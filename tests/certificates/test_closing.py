@@ -18,6 +18,7 @@ import wassail as ws
 from support.devices import there
 from wassail.certificates.prove.ladder import Attempt, Ladder
 from wassail.certificates.prove.problem import Problem
+from wassail.certificates.prove.sandwich import Sandwich
 
 INF = math.inf
 module = importlib.import_module("wassail.certificates.prove.sandwich")
@@ -161,7 +162,7 @@ def test_the_same_answer_whatever_the_batches(tmp_path: Path) -> None:
     again = ws.sandwich(model, x, y, threat, effort=0.01)
     assert torch.equal(one.radii.values, again.radii.values) and one.history == again.history
     one.save(tmp_path / "s.safetensors")
-    kept = ws.Sandwich.load(tmp_path / "s.safetensors")
+    kept = Sandwich.load(tmp_path / "s.safetensors")
     assert (kept.certified, kept.attacked) == (one.certified, one.attacked)
     assert "accuracy at least" in repr(kept) and kept.radii.proved_by == one.radii.proved_by
 
@@ -362,7 +363,7 @@ def test_an_evaluation_closes_to_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     began: list[ws.Flips] = []
     closing = module.sandwich
 
-    def spy(*given: object, **more: object) -> ws.Sandwich:
+    def spy(*given: object, **more: object) -> Sandwich:
         began.append(more["flips"])
         return closing(*given, **more)
 

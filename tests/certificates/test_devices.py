@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import wassail as ws
 from support.second_device import second_device
+from wassail.certificates.bound import Bound
 from wassail.certificates.graph.graph import Graph, Relu
 from wassail.certificates.graph.reader import read
 from wassail.certificates.relax import l1_vertices
@@ -225,7 +226,7 @@ def same(a: Any, b: Any, digits: float) -> bool:
         return a.device == b.device and a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, tuple | list):
         return len(a) == len(b) and all(same(p, q, digits) for p, q in zip(a, b))
-    if isinstance(a, ws.Bound):
+    if isinstance(a, Bound):
         return same((a.lower, a.upper, a.method), (b.lower, b.upper, b.method), digits)
     return bool(a == b or (digits and isinstance(a, float) and math.isclose(a, b, rel_tol=digits)))
 

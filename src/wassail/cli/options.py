@@ -294,8 +294,8 @@ def threat_options(
         nargs="+",
         default=list(DEFAULT_ATTACKS),
         metavar="A",
-        help=f"any of {', '.join(ATTACKS)}; options behind a colon, wda:kappa=4,step=8/255 "
-        f"(default: {' '.join(DEFAULT_ATTACKS)})",
+        help=f"any of {', '.join(ATTACKS)} (default: {' '.join(DEFAULT_ATTACKS)}); options "
+        "behind a colon: wda:kappa=4,step=8/255",
     )
     shared(group, "--batch-size", metavar="B")
     group.add_argument(
