@@ -126,6 +126,16 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def printable(text: str, keep: str = "") -> str:
+    """The text with control characters as question marks: a terminal would obey them.
+
+    Args:
+        text: of any origin.
+        keep: control characters that stay, such as the end of a line.
+    """
+    return "".join(c if c.isprintable() or c in keep else "?" for c in text)
+
+
 def without_folders(text: str) -> str:
     """The text with absolute paths cut to their last part: what is shown goes to other machines.
 

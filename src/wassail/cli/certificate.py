@@ -22,7 +22,7 @@ from wassail.cli.shared import (
 from wassail.errors import InputError
 from wassail.names import LOSSES, SLOPES
 from wassail.threat import Threat, box_text, parse_eps, show
-from wassail.writing import save
+from wassail.writing import printable, save
 
 if TYPE_CHECKING:
     from wassail.certificates.bound import Bound
@@ -85,7 +85,7 @@ def certify_command(options: argparse.Namespace) -> int:
         modules = ws.corollary(graph, norm, ws.Ball(x[0], radius, norm, domain), seed=options.seed)
     named = classes_text(data.classes, data.info)
     if named is not None:
-        print("".join(c if c.isprintable() else "?" for c in named))
+        print(printable(named))
     _print_certificate(where, made, certificate, rows, modules)
     if folder is not None:
         about = {"run": where, "made_with": made, "classes": numbers_of(data.classes)}

@@ -16,7 +16,7 @@ from wassail.cli.shared import (
     boxed,
     checked,
     checked_threads,
-    classes_of,
+    data_from,
     folder_of,
     known,
     loaded,
@@ -25,6 +25,7 @@ from wassail.cli.shared import (
     refuse,
     runner_of,
     seconds_text,
+    use_threads,
     writing,
 )
 from wassail.cli.signoff import (
@@ -47,14 +48,12 @@ from wassail.cli.task import (
 from wassail.errors import InputError
 from wassail.names import ARITHMETICS, ATTACKS, EXPORTS, FIGURES, PRECISIONS, RADIUS_METHODS
 from wassail.threat import Domain, number, parse_norm, parse_order
-from wassail.writing import make, save, saving
+from wassail.writing import make, printable, save, saving
 
 if TYPE_CHECKING:
     from wassail.evaluation.notes import Verification
     from wassail.evaluation.run import Evaluation
     from wassail.evaluation.signoff import Verdict
-    from wassail.zoo.files import Targets
-    from wassail.zoo.samples import Data
 
 
 def models_command(options: argparse.Namespace) -> int:
@@ -378,17 +377,14 @@ def verify_command(options: argparse.Namespace) -> int:
             f"--radii is {options.radii!r}: give the share to prove again, between 0 and 1, or "
             "nothing for all."
         )
-    import torch
-
     from wassail.evaluation.smoothed import is_smoothed
 
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    use_threads(options)
     look = _verify_smoothed if is_smoothed(options.folder) else _verify_run
     found, write = look(options, share)
     if options.seal is not None:
         found = _with_seal(found, options)
-    print("".join(c if c.isprintable() or c == "\n" else "?" for c in str(found)))
+    print(printable(str(found), "\n"))
     if options.output is not None:
         print(f"wrote {write(found)}")
     return 0 if found else 1
@@ -405,7 +401,11 @@ def _verify_run(
     run = ws.Evaluation.load(options.folder)
     source = model_from(options, run.threat.norm)
     numbers = recorded_targets(run.info.get("data"), run.criterion)
-    data = None if options.data is None else _data_of(options, max(len(run), 1), numbers)
+    data = (
+        None
+        if options.data is None
+        else data_from(options, options.data, max(len(run), 1), numbers)
+    )
     found = run.verify(source.model, data, share, seed=options.seed)
     return found, lambda found: write_report(run, options.output, verified=found)
 
@@ -424,23 +424,9 @@ def _verify_smoothed(
     stated = read_smoothing(options.folder).get("samples")
     size = stated if isinstance(stated, int) and 0 < stated < 1 << 31 else 1
     source = model_from(options, 2.0)
-    data = _data_of(options, size)
+    data = data_from(options, options.data, size)
     found = verify_smoothed(options.folder, source.model, data, share, seed=options.seed)
     return found, lambda found: write_smoothing(options.folder, options.output, found)
-
-
-def _data_of(options: argparse.Namespace, n: int, targets: Targets | None = None) -> Data:
-    from wassail.zoo.datasets import open_data
-    from wassail.zoo.files import CLASSES
-
-    return open_data(
-        options.data,
-        n,
-        ids=options.ids,
-        preprocessing=options.preprocessing,
-        classes=classes_of(options),
-        targets=targets or CLASSES,
-    )
 
 
 def _with_seal(found: Verification, options: argparse.Namespace) -> Verification:
@@ -500,14 +486,11 @@ def table_command(options: argparse.Namespace) -> int:
     norms = [parse_norm(norm) for norm in options.norm]
     folder = folder_of(options)
     assert folder is not None
-    import torch
-
     from wassail.paper.pages import write_pages
     from wassail.paper.published import ATTACKS, parse_budgets
     from wassail.paper.table import table
 
-    if options.threads is not None:
-        torch.set_num_threads(max(options.threads, 1))
+    use_threads(options)
     found = table(
         options.models,
         options.data,

@@ -9,16 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 from wassail.cli.commands import evaluate_command, seal_command, verify_command
 from wassail.cli.options import shared
-from wassail.cli.shared import checked_threads, classes_of, folder_of, model_from, writing
+from wassail.cli.shared import (
+    checked_threads,
+    data_from,
+    folder_of,
+    model_from,
+    use_threads,
+    writing,
+)
 from wassail.cli.signoff import has_results, quiet_output
 from wassail.errors import InputError
 from wassail.threat import number
-from wassail.writing import is_run
+from wassail.writing import is_run, printable
 
 if TYPE_CHECKING:
     from wassail.evaluation.run import Evaluation
     from wassail.evidence.statement import Statement
-    from wassail.zoo.samples import Data
     from wassail.zoo.source import Source
 
 OWN_MODEL = "the model in the pack was used: compare its digest with that of the model that you use"
@@ -124,22 +130,10 @@ def _later(options: argparse.Namespace, run: Evaluation) -> Any:
 
     from wassail.zoo.features import as_evaluated
 
-    data = _data(options, options.later_data)
+    data = data_from(options, options.later_data)
     _, encoded = as_evaluated(run.info.get("data"), nn.Identity(), data)
     assert encoded is not None
     return encoded.read(0, len(encoded))
-
-
-def _data(options: argparse.Namespace, name: str, n: int | None = None) -> Data:
-    from wassail.zoo.datasets import open_data
-
-    return open_data(
-        name,
-        n,
-        ids=options.ids,
-        preprocessing=options.preprocessing,
-        classes=classes_of(options),
-    )
 
 
 def _model(options: argparse.Namespace, place: Path, run: Evaluation) -> tuple[Source | None, bool]:
@@ -172,27 +166,24 @@ def _verify_pack(options: argparse.Namespace) -> int:
     if options.output is not None:
         raise InputError("-o is for runs: for a pack, --record FILE names what is written.")
     share = _share(options.radii)
-    import torch
-
     from wassail.evidence.pack import opened
     from wassail.evidence.verify import SHARE, load, record_text, verify_pack, write_record
 
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    use_threads(options)
     radii = SHARE if share is None else share
     with opened(options.folder) as place:
         run = load(place)
         source, own = _model(options, place, run)
         if source is None:
             raise InputError("the pack has no model in it: give MODEL, as `wassail evaluate` does.")
-        data = None if options.data is None else _data(options, options.data, max(len(run), 1))
+        data = None if options.data is None else data_from(options, options.data, max(len(run), 1))
         signer = options.seal or None
         found, known = verify_pack(
             place, source.model, data, radii, signer=signer, seed=options.seed
         )
     if own:
         found = replace(found, unchecked=(*found.unchecked, f"{OWN_MODEL}."))
-    print("".join(c if c.isprintable() or c == "\n" else "?" for c in str(found)))
+    print(printable(str(found), "\n"))
     target = (
         options.record or f"{str(options.folder).rstrip('/').removesuffix('.zip')}.verified.json"
     )
@@ -214,24 +205,21 @@ def recheck_command(options: argparse.Namespace) -> int:
     checked_threads(options)
     if options.data is None:
         raise InputError("new data are needed: add --data NEW.")
-    import torch
-
     from wassail.evidence.pack import opened
     from wassail.evidence.recheck import recheck
     from wassail.evidence.verify import load
 
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    use_threads(options)
     with opened(options.folder) as place:
         run = load(place)
         source, _ = _model(options, place, run)
         found = recheck(
             run,
-            _data(options, options.data),
+            data_from(options, options.data),
             None if source is None else source.model,
             options.seed,
         )
-    print("".join(c if c.isprintable() or c == "\n" else "?" for c in str(found)))
+    print(printable(str(found), "\n"))
     return found.code
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from wassail.cli.options import shared
-from wassail.cli.shared import checked_threads, seconds_text, writing
+from wassail.cli.shared import checked_threads, seconds_text, use_threads, writing
 from wassail.errors import FAILS, HOLDS, UNKNOWN, InputError
 from wassail.writing import save
 
@@ -59,10 +59,7 @@ def omega_command(options: argparse.Namespace) -> int:
     again = _count(options.again)
     if options.check is not None and (options.output or limit is not None or effort is not None):
         raise InputError("--check decides nothing: give it without --timeout, --effort and -o.")
-    if options.threads is not None:
-        import torch
-
-        torch.set_num_threads(options.threads)
+    use_threads(options)
     if options.check is not None:
         return _check(options, again)
     return _decide(options, limit, effort)

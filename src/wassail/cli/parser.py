@@ -56,6 +56,7 @@ from wassail.cli.task import task_options
 from wassail.cli.vnnlib import vnnlib_options
 from wassail.errors import BAD_INPUT, HOLDS, INTERNAL, SIGNALLED, InputError
 from wassail.names import EXPORTS, FIGURES, SLOPES
+from wassail.writing import printable
 
 SHELLS = ("bash", "zsh", "fish")
 # Commands of earlier versions, and what replaces them.
@@ -76,7 +77,7 @@ class Parser(argparse.ArgumentParser):
         Args:
             message: what argparse has to say.
         """
-        said = "".join(c if c.isprintable() else "?" for c in message)
+        said = printable(message)
         self.exit(BAD_INPUT, f"wassail: {said}; see `{self.prog} --help`.\n")
 
 
@@ -147,7 +148,7 @@ def _say(text: str) -> None:
     """One sentence on stderr. What a file says may be quoted in it, and a terminal obeys control
     characters.
     """
-    said = "".join(c if c.isprintable() else "?" for c in text)
+    said = printable(text)
     print(f"wassail: {said}", file=sys.stderr)
 
 

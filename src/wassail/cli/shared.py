@@ -66,6 +66,14 @@ def checked_threads(options: argparse.Namespace) -> None:
         )
 
 
+def use_threads(options: argparse.Namespace) -> None:
+    """Give torch the number of threads that was asked for."""
+    if options.threads is not None:
+        import torch
+
+        torch.set_num_threads(options.threads)
+
+
 def folder_of(options: argparse.Namespace) -> Path | None:
     """The --out directory, made before the work: one that cannot be written to should not cost
     a run.
@@ -93,13 +101,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 def loaded(options: argparse.Namespace, targets: Targets | None = None) -> tuple[Source, Data]:
     """The model and the data, the number of threads set."""
-    import torch
-
-    from wassail.zoo.datasets import open_data
-    from wassail.zoo.files import CLASSES
-
-    if options.threads is not None:
-        torch.set_num_threads(max(options.threads, 1))
+    use_threads(options)
     source = model_from(options, parse_norm(options.norm))
     device = getattr(options, "device", None)
     if device is not None:
@@ -109,14 +111,7 @@ def loaded(options: argparse.Namespace, targets: Targets | None = None) -> tuple
             raise InputError(
                 f"cannot use device {device!r}: {str(error).splitlines()[0].rstrip('.')}."
             ) from None
-    data = open_data(
-        options.data,
-        options.n,
-        ids=options.ids,
-        preprocessing=options.preprocessing,
-        classes=classes_of(options),
-        targets=targets or CLASSES,
-    )
+    data = data_from(options, options.data, options.n, targets)
     if options.n is not None and len(data) < options.n:
         raise InputError(
             f"-n is {options.n}, but {options.data!r} has {len(data)} samples: give at most that, "
@@ -125,7 +120,31 @@ def loaded(options: argparse.Namespace, targets: Targets | None = None) -> tuple
     return source, data
 
 
-def classes_of(options: argparse.Namespace) -> list[str] | None:
+def data_from(
+    options: argparse.Namespace, name: str, n: int | None = None, targets: Targets | None = None
+) -> Data:
+    """Data read as the options say.
+
+    Args:
+        options: of the command line.
+        name: of the data.
+        n: the first n samples; None for all.
+        targets: which they are; None for classes.
+    """
+    from wassail.zoo.datasets import open_data
+    from wassail.zoo.files import CLASSES
+
+    return open_data(
+        name,
+        n,
+        ids=options.ids,
+        preprocessing=options.preprocessing,
+        classes=_classes_of(options),
+        targets=targets or CLASSES,
+    )
+
+
+def _classes_of(options: argparse.Namespace) -> list[str] | None:
     """The names of the classes in the order of the model, if they were given."""
     if options.classes is None:
         return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from wassail.cli.shared import known, writing
 from wassail.errors import InputError
 from wassail.threat import Domain, Threat, parse_eps
-from wassail.writing import append, read_small, save
+from wassail.writing import append, printable, read_small, save
 
 if TYPE_CHECKING:
     from wassail.evaluation.notes import Verification
@@ -215,7 +215,7 @@ def sign_off(
 
     with quiet_output(options):
         for verdict in verdicts:
-            print("".join(c if c.isprintable() else "?" for c in str(verdict)))
+            print(printable(str(verdict)))
         for target in options.write:
             with writing(Path(target)):
                 save(target, texts[Path(target).suffix]())

@@ -30,7 +30,7 @@ from wassail.threat import (
     parse_confidence,
     parse_order,
 )
-from wassail.writing import check_links, save
+from wassail.writing import check_links, printable, save
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -161,7 +161,7 @@ def evaluate_smoothed(options: argparse.Namespace) -> int:
     }
     named = classes_text(data.classes, data.info)
     if named is not None:
-        print("".join(c if c.isprintable() else "?" for c in named))
+        print(printable(named))
     _print(about, options)
     if folder is not None:
         _write(about, folder, proof, found, asked)

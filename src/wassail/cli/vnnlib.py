@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from wassail.cli.options import shared
-from wassail.cli.shared import checked_threads, folder_of, seconds_text, writing
+from wassail.cli.shared import checked_threads, folder_of, seconds_text, use_threads, writing
 from wassail.errors import FAILS, HOLDS, UNKNOWN, InputError
 from wassail.writing import save
 
@@ -61,10 +61,7 @@ def vnnlib_command(options: argparse.Namespace) -> int:
             raise InputError("--csv needs a place for its results: add --out DIR.")
     elif options.network is None or options.property is None:
         raise InputError("give a network and a property, or --csv instances.csv.")
-    if options.threads is not None:
-        import torch
-
-        torch.set_num_threads(options.threads)
+    use_threads(options)
     return _one(options, limit) if options.csv is None else _set(options, limit)
 
 

@@ -21,6 +21,7 @@ from wassail.network import Model
 from wassail.specification import labels_at
 from wassail.threat import ceil_percent, floor_percent, show
 from wassail.transport.curve import RiskCurve
+from wassail.writing import printable
 from wassail.zoo.features import Features, Rescaled, features_of
 
 PLAIN = (0.0, 1.0)  # the box that is usual, of images
@@ -163,4 +164,4 @@ def _boxes(run: Outcome) -> str | None:
 
 
 def _short(name: object) -> str:
-    return "".join(c if c.isprintable() else "?" for c in str(name))[:40]
+    return printable(str(name))[:40]

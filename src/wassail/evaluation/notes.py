@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from wassail.evaluation.result import Outcome, Row
+from wassail.writing import printable
 
 NESTED = ("model", "data", "certify")  # parts of a configuration whose keys are listed one by one
 MANY = 40  # files that are listed by name
@@ -141,4 +142,4 @@ def plain_text(value: Any) -> str:
     Args:
         value: anything.
     """
-    return "".join(c if c.isprintable() else "?" for c in str(value))[:60]
+    return printable(str(value))[:60]

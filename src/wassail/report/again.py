@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wassail.writing import printable
 from wassail.zoo import DATASETS, MODELS, SPLITS, weight_file
 from wassail.zoo.classes import GIVEN
 from wassail.zoo.files import CLASS_NAMES
@@ -148,4 +149,4 @@ def _digests(about: Mapping[str, Any], own: str) -> str:
 def _shown(text: object) -> str:
     """A name that a run gives, in quotes: the last part of a path, without odd characters."""
     last = re.split(r"[/\\]", str(text).rstrip("/\\"))[-1]
-    return repr("".join(c if c.isprintable() else "?" for c in last)[:SHOWN])
+    return repr(printable(last)[:SHOWN])

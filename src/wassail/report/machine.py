@@ -23,7 +23,7 @@ from wassail.evaluation.signoff import (
 from wassail.evaluation.units import units_text
 from wassail.threat import Threat
 from wassail.transport.curve import RiskCurve
-from wassail.writing import without_folders
+from wassail.writing import printable, without_folders
 from wassail.zoo.classes import numbers_of
 
 SCHEMA = "wassail/evaluation/1"
@@ -111,7 +111,7 @@ def as_junit(
             lines.append("  </testcase>")
     told = [*conditions(run), *([] if looked is None else str(looked).split("\n"))]
     if told:
-        text = "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in told)
+        text = "\n".join(printable(line) for line in told)
         lines.append(f"  <system-out>{escape(text)}</system-out>")
     return "\n".join([*lines, "</testsuite>", ""])
 
@@ -196,4 +196,4 @@ def _number(value: float) -> float | str | None:
 
 def _quoted(text: str) -> str:
     """An attribute; characters that XML cannot hold become a question mark."""
-    return quoteattr("".join(c if c.isprintable() else "?" for c in text))
+    return quoteattr(printable(text))

@@ -11,7 +11,7 @@ from typing import Any
 from wassail.evaluation.notes import Verification
 from wassail.evaluation.run import Evaluation
 from wassail.evaluation.signoff import Verdict
-from wassail.writing import without_folders
+from wassail.writing import printable, without_folders
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 RULES = {
@@ -57,7 +57,7 @@ NOWHERE: dict[str, Any] = {"locations": [{"logicalLocations": [{"name": "the com
 
 def _result(rule: str, text: str, run: Evaluation) -> dict[str, Any]:
     about = f"{run.name} on {run.data}"
-    said = "".join(c if c.isprintable() else "?" for c in without_folders(f"{about}: {text}"))
+    said = printable(without_folders(f"{about}: {text}"))
     return {"ruleId": rule, "level": "error", "message": {"text": said}}
 
 

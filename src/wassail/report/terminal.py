@@ -20,6 +20,7 @@ from wassail.report.others import figures, terms
 from wassail.report.population import DEFINITIONS as POPULATION_DEFINITIONS
 from wassail.report.population import advice, terminal_table
 from wassail.threat import Threat, box_text, ceil_percent, floor_percent, show
+from wassail.writing import printable
 from wassail.zoo.classes import classes_text
 
 WIDEST = 400  # characters of a line
@@ -219,7 +220,7 @@ def _plain(text: str) -> str:
     """
     from rich.markup import escape
 
-    return escape("".join(c if c.isprintable() or c == "\n" else "?" for c in text))
+    return escape(printable(text, "\n"))
 
 
 def points_text(run: Evaluation, file: str) -> str:
@@ -229,7 +230,7 @@ def points_text(run: Evaluation, file: str) -> str:
     mine = run.methods.index("points") if "points" in run.methods else -1
     nearest = (run.found_by == mine) & (run.distances > 0) & run.distances.isfinite()
     return (
-        f"{''.join(c if c.isprintable() else '?' for c in file)}: of {len(run)} points "
+        f"{printable(file)}: of {len(run)} points "
         f"{round(row.flipped * right)} are flips of samples that were right, looked at again, and "
         f"{int(nearest.sum())} are the nearest flips known and were used."
     )
