@@ -88,25 +88,8 @@ class Finding:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Outcome:
-    """A model on N samples against several threats of one norm and domain: attacked from above,
-    perhaps certified from below.
-
-    name, data: model and data as they were named; threats: the first is the headline's; ids,
-    classes: names of samples and classes; y, predicted `(N,)`: label, and class predicted at the
-    sample; mu: sample weights, float64 `(N,)`. distances, float64 `(N,)`: to the nearest flip of
-    all attacks, 0 where the sample is wrong already, inf where none is known; labels `(N,)`: class
-    predicted there; found_by `(N,)`: index into `methods`. radii, float64 `(N,)`, exact, bool
-    `(N,)`: certified radii, or None; certificate: how they were found. rows: every attack; best:
-    all attacks pooled, for each threat. images: `images([i, ...])` reads samples and their flips,
-    `(n, *shape)` each. info: the configuration of the run; folder: the run directory, None if it
-    was not read from one. landmarks: known shifts, if they were asked for. searched: distances of
-    the samples that the passes of `nearest` were chosen on, by passes; empty where they were given.
-    others: `label_cost`, `subpopulation` and `groups`, empty where inputs move and nothing else.
-    criterion: what right means where there are no classes; then y is 0, predicted and labels are 0
-    where a sample is right and else the row of its specification that fails most, counted from 1;
-    targets: float64 `(N, W)`, what the criterion needs of each sample; outputs: of the model at the
-    samples, float64 `(N, K)`. boxes: of each sample, where they have their own; the threats have
-    the one box that holds them all.
+    """The figures of an `Evaluation`, which says what each field is: arithmetic on what was found
+    for each sample.
     """
 
     name: str

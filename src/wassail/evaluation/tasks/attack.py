@@ -28,8 +28,17 @@ def _options(worker: Worker, unit: Unit) -> dict[str, Any]:
     return {"seed": settings.seed, "batch_size": settings.batch_size, **unit.options}
 
 
+class _Search(Task):
+    """A task that gives flips."""
+
+    def empty(self, samples: Samples, mu: Tensor, reason: str) -> Result:
+        """See `Task`."""
+        x, y, ids = samples
+        return no_flips(x, y), unknown(ids, reason)
+
+
 @dataclass(frozen=True)
-class Attack(Task):
+class Attack(_Search):
     """One attack, as its flips and the share of each sample that it moves."""
 
     unit: Unit
@@ -68,12 +77,12 @@ class Attack(Task):
 
     def empty(self, samples: Samples, mu: Tensor, reason: str) -> Result:
         """See `Task`."""
-        x, y, ids = samples
-        return no_flips(x, y), {"warnings": [], **unknown(ids, reason)}
+        tensors, fields = super().empty(samples, mu, reason)
+        return tensors, {"warnings": [], **fields}
 
 
 @dataclass(frozen=True)
-class Rung(Task):
+class Rung(_Search):
     """One attack on the chosen samples of a chunk, bool `(n,)`: the others have no flip here.
 
     predicted: classes predicted at the samples `(n,)`.
@@ -108,14 +117,9 @@ class Rung(Task):
         predicted = self.predicted[mine].clone()
         return replace(super().cut(start, stop), chosen=chosen, predicted=predicted)
 
-    def empty(self, samples: Samples, mu: Tensor, reason: str) -> Result:
-        """See `Task`."""
-        x, y, ids = samples
-        return no_flips(x, y), unknown(ids, reason)
-
 
 @dataclass(frozen=True)
-class Transfer(Task):
+class Transfer(_Search):
     """Flips that no gradient was needed for: they belong to the pool, and tell when gradients
     mislead. among: the samples that others are moved toward, and their logits.
     """
@@ -136,8 +140,3 @@ class Transfer(Task):
             among=self.among,
         )
         return flips_chunk(worker.held(found, self.place, x, y)), {}
-
-    def empty(self, samples: Samples, mu: Tensor, reason: str) -> Result:
-        """See `Task`."""
-        x, y, ids = samples
-        return no_flips(x, y), unknown(ids, reason)
