@@ -515,7 +515,7 @@ def _parts(digits):
     from wassail.zoo.datasets import open_data
 
     model, data = digits
-    settings = Settings(tuple(THREATS), {"wda++": {}}, None, None, 0, 7, None, "float32", False)
+    settings = Settings(tuple(THREATS), {"wda++": {}}, chunk=7, look=False)
     return model, open_data(data), settings, torch.full((24,), 1 / 24, dtype=torch.float64)
 
 

@@ -268,7 +268,7 @@ def test_flips_that_do_not_last_are_not_counted(digits, monkeypatch) -> None:
 
 def test_the_final_look_finds_what_is_wrong(digits) -> None:
     model, x, y = digits
-    settings = Settings((THREATS[0],), {}, None, None, 0, 10, None, "float32", True)
+    settings = Settings((THREATS[0],), {}, chunk=10)
     worker = work.Worker(model, None, settings, torch.ones(1))
     flips = ws.nearest(model, x, y, "inf", passes=20)
     use = flips.success & (flips.distances > 0)

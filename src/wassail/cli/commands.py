@@ -46,7 +46,8 @@ from wassail.cli.task import (
     task_from,
 )
 from wassail.errors import InputError
-from wassail.names import ARITHMETICS, ATTACKS, EXPORTS, FIGURES, PRECISIONS, RADIUS_METHODS
+from wassail.evaluation.settings import Choices
+from wassail.names import ATTACKS, EXPORTS, FIGURES
 from wassail.threat import Domain, number, parse_norm, parse_order
 from wassail.writing import make, printable, save, saving
 
@@ -65,6 +66,11 @@ def models_command(options: argparse.Namespace) -> int:
     return 0
 
 
+# Options that are keyword arguments of `evaluate` as they stand.
+SAME = (
+    *("certify", "effort", "arithmetic", "closing", "provers"),
+    *("seed", "chunk", "batch_size", "gradients", "look"),
+)
 COMPARED = (".html", ".tex", ".csv", ".json", ".svg", ".pdf")  # what `compare` writes
 
 
@@ -77,9 +83,7 @@ class _Asked:
         domain: as given, before the boxes of a file of features.
         orders: each once.
         budgets: each once.
-        gap: in points, or None.
-        seconds: for all radii, or None.
-        effort: seconds for each sample's proof, or None.
+        choices: keyword arguments of `evaluate`.
         attacks: those asked for and those added, with the options of each.
         others: `label_cost` and `subpopulation`, where given.
     """
@@ -88,9 +92,7 @@ class _Asked:
     domain: Domain
     orders: list[float]
     budgets: list[float | str]
-    gap: float | None
-    seconds: float | None
-    effort: float | None
+    choices: Choices
     attacks: dict[str, dict[str, Any]]
     others: dict[str, Any]
 
@@ -130,19 +132,8 @@ def evaluate_command(options: argparse.Namespace) -> int:
             resume=options.resume or bool(options.add_attack),
             add=bool(options.add_attack) or (options.resume and points is not None),
             points=points,
-            certify=options.certify,
-            effort=asked.effort,
-            arithmetic=options.arithmetic,
-            gap=None if asked.gap is None else asked.gap / 100,
-            closing=options.closing,
-            provers=options.provers,
-            time_limit=asked.seconds,
             passes=options.passes,
-            seed=options.seed,
-            chunk=options.chunk,
-            batch_size=options.batch_size,
-            gradients=options.gradients,
-            look=options.look,
+            **vars(asked.choices),
             **others,
             **task,
             landmarks="standard" if options.landmarks else None,
@@ -165,30 +156,17 @@ def _asked(options: argparse.Namespace) -> _Asked:
     orders = list(dict.fromkeys(map(parse_order, options.order)))
     budgets = list(dict.fromkeys(map(budget, options.eps)))
     attacks = attack_options([*options.attacks, *options.add_attack])
-    known("precision", [options.gradients], PRECISIONS)
     if options.certify == "smoothing":
         raise InputError("--certify smoothing is for a smoothed model: add --smooth SIGMA.")
-    if options.certify is not None:
-        known("method", [options.certify], RADIUS_METHODS)
-    known("arithmetic", [options.arithmetic], ARITHMETICS)
-    gap = None if options.gap is None else number(options.gap, "--gap")
-    if gap is not None and (options.certify is None or not 0 <= gap < 100):
-        raise InputError(
-            f"--gap is {options.gap}: give points from 0 to below 100, together with --certify."
-        )
     seconds = None if options.time_limit is None else seconds_text(options.time_limit)
-    effort = None if options.effort is None else number(options.effort, "--effort")
-    if effort is not None and (options.certify is None or not effort >= 0):
-        raise InputError(
-            f"--effort is {options.effort}: give seconds for each sample, at least 0, together "
-            "with --certify."
-        )
+    gap = None if options.gap is None else number(options.gap, "--gap") / 100
+    same = {name: getattr(options, name) for name in SAME}
+    choices = Choices(gap=gap, time_limit=seconds, **same)
     if (options.resume or options.add_attack) and options.out is None:
         raise InputError(
             "--resume and --add-attack need --out: the folder of the run to go on with."
         )
-    own = (gap, seconds, effort, attacks, others_from(options))
-    return _Asked(norm, domain, orders, budgets, *own)
+    return _Asked(norm, domain, orders, budgets, choices, attacks, others_from(options))
 
 
 def attack_options(words: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, TextIO
 
 from wassail.errors import InputError
+from wassail.evaluation.settings import CHUNK
 from wassail.names import ARITHMETICS, ATTACKS, DEFAULT_ATTACKS, PRECISIONS, RADIUS_METHODS
 
 SUMMARY = (
@@ -24,9 +25,6 @@ RUN_FILES = "the run, report.html and sandwich.svg"
 DEMO_SAMPLES = 50
 DEMO_GAP = "9.9"
 DEMO_SECONDS = "120"
-
-
-CHUNK = 100  # samples that are computed, and stored, in one go
 
 
 # Options that several commands have, as argparse is given them.

@@ -63,7 +63,7 @@ from wassail.evaluation.reading import (
 )
 from wassail.evaluation.result import Finding, same_norm
 from wassail.evaluation.run import Evaluation
-from wassail.evaluation.settings import Settings
+from wassail.evaluation.settings import CHUNK, Settings
 from wassail.evaluation.store.store import Store
 from wassail.evaluation.summary import summary
 from wassail.evaluation.tasks.attack import Attack, Rung, Transfer
@@ -92,7 +92,6 @@ from wassail.zoo.samples import Data, for_model
 from wassail.zoo.source import Source
 
 DEFAULT = ("wda", "wda++", "nearest")
-CHUNK = 100
 PASSES = 100  # a sample, for `nearest`
 # the first samples that others are moved toward, and what they may weigh
 ANCHORS = 500
@@ -114,9 +113,9 @@ def evaluate(  # noqa: PLR0913
     resume: bool = False,
     add: bool = False,
     certify: str | None = None,
-    effort: Number | None = None,
+    effort: float | None = None,
     arithmetic: str = "auto",
-    gap: Number | None = None,
+    gap: float | None = None,
     closing: int | None = None,
     provers: int = 1,
     time_limit: float | None = None,
@@ -226,23 +225,23 @@ def evaluate(  # noqa: PLR0913
     wanted, points = _wanted(attacks, passes, points, samples)
     _check_folder(out, resume or add)
     settings = Settings(
-        threats=chosen,
-        attacks=wanted,
+        chosen,
+        wanted,
+        points,
+        criterion,
+        own,
         certify=certify,
+        effort=effort,
+        arithmetic=arithmetic,
+        gap=gap,
+        closing=closing,
+        provers=provers,
         time_limit=time_limit,
         seed=seed,
         chunk=chunk,
         batch_size=batch_size,
         gradients=gradients,
         look=look,
-        arithmetic=arithmetic,
-        points=points,
-        gap=None if gap is None else number(gap, "gap"),
-        closing=closing,
-        provers=whole(provers, "provers"),
-        effort=None if effort is None else number(effort, "effort"),
-        criterion=criterion,
-        boxes=own,
     )
     check_attacks(wanted, own)
     if landmarks is not None and mu is not None:

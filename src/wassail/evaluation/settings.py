@@ -1,51 +1,52 @@
-"""What an evaluation is asked for: one record, which every worker gets."""
+"""What an evaluation is asked for: one record, which every worker gets.
+
+Nothing here needs torch: the command line refuses what cannot be before it loads a model.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from wassail.errors import InputError, remedies, unknown
+from wassail.names import ARITHMETICS, GONE_METHODS, PRECISIONS, RADIUS_METHODS
+from wassail.threat import Boxes, Domain, Threat, check_seed, number, parse_seconds, whole
 
-from wassail.errors import InputError, unknown
-from wassail.evaluation.criterion import Criterion
-from wassail.evaluation.plan import Unit, plan
-from wassail.names import ARITHMETICS, GONE_METHODS, RADIUS_METHODS
-from wassail.threat import Boxes, Domain, Threat, check_seed, parse_seconds, whole
+if TYPE_CHECKING:
+    from torch import Tensor
 
-PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    from wassail.evaluation.criterion import Criterion
+    from wassail.evaluation.plan import Unit
+
+CHUNK = 100  # samples that are computed, and stored, in one go
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What was asked for, beside model and data: see `evaluate`. What cannot be is refused."""
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What is asked for beside model, data, threats and attacks: keyword arguments of `evaluate`,
+    which says what each is. What cannot be is refused.
+    """
 
-    threats: tuple[Threat, ...]
-    attacks: Mapping[str, Mapping[str, Any]]
-    certify: str | None
-    time_limit: float | None
-    seed: int
-    chunk: int
-    batch_size: int | None
-    gradients: str
-    look: bool
+    certify: str | None = None
+    effort: float | None = None
     arithmetic: str = "auto"
-    points: Tensor | None = None
     gap: float | None = None
     closing: int | None = None
     provers: int = 1
-    effort: float | None = None
-    criterion: Criterion | None = None
-    boxes: Boxes | None = None
+    time_limit: float | None = None
+    seed: int = 0
+    chunk: int = CHUNK
+    batch_size: int | None = None
+    gradients: str = "float32"
+    look: bool = True
 
     def __post_init__(self) -> None:
-        whole(self.chunk, "chunk")
         check_seed(self.seed)
-        if self.batch_size is not None:
-            whole(self.batch_size, "batch_size")
+        for name in ("chunk", "batch_size", "closing", "provers"):
+            if getattr(self, name) is not None:
+                whole(getattr(self, name), name)
         if self.time_limit is not None:
             parse_seconds(self.time_limit)
         if self.certify in GONE_METHODS:
@@ -54,23 +55,43 @@ class Settings:
             raise unknown("method", self.certify, RADIUS_METHODS)
         if self.arithmetic not in ARITHMETICS:
             raise unknown("arithmetic", self.arithmetic, ARITHMETICS)
-        if self.gap is not None and (self.certify is None or not 0 <= self.gap < 1):
-            raise InputError(
-                f"gap is {self.gap}: give a fraction from 0 to below 1, together with certify."
-            )
-        if self.closing is not None:
-            whole(self.closing, "closing")
-        if self.effort is not None and (self.certify is None or not self.effort >= 0):
-            raise InputError(
-                f"effort is {self.effort}: give seconds for each sample, at least 0, together with "
-                "certify."
-            )
         if self.gradients not in PRECISIONS:
             raise unknown("precision", self.gradients, PRECISIONS)
+        if self.gap is not None:
+            gap = number(self.gap, "gap")
+            object.__setattr__(self, "gap", gap)
+            if self.certify is None or not 0 <= gap < 1:
+                raise remedies(
+                    f"gap is {gap:g}, {100 * gap:g} points",
+                    "give a fraction from 0 to below 1, together with certify",
+                    "give points from 0 to below 100, together with --certify",
+                )
+        if self.effort is not None:
+            effort = number(self.effort, "effort")
+            object.__setattr__(self, "effort", effort)
+            if self.certify is None or not effort >= 0:
+                seconds = "give seconds for each sample, at least 0, together with"
+                cause = f"effort is {effort:g}"
+                raise remedies(cause, f"{seconds} certify", f"{seconds} --certify")
+
+
+@dataclass(frozen=True)
+class Settings(Choices):
+    """All of it, with what an evaluation finds out first: the threats in the variable of the run,
+    the attacks with their options, what right means, boxes of the samples.
+    """
+
+    threats: tuple[Threat, ...]
+    attacks: Mapping[str, Mapping[str, Any]]
+    points: Tensor | None = None
+    criterion: Criterion | None = None
+    boxes: Boxes | None = None
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
         """The attacks to run, cheapest first."""
+        from wassail.evaluation.plan import plan
+
         return plan(self.threats, self.attacks)
 
     @property

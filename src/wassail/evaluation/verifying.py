@@ -554,15 +554,13 @@ class _Folder:
         return Settings(
             self.reading.threats,
             attacks,
-            None,
-            None,
-            int(config["seed"]),
-            self.reading.chunks.size,
-            config["batch_size"],
-            str(config["gradients"]),
-            bool(config["look"]),
             criterion=self.run.criterion,
             boxes=None if boxes is None else boxes.take(torch.arange(start, stop)),
+            seed=int(config["seed"]),
+            chunk=self.reading.chunks.size,
+            batch_size=config["batch_size"],
+            gradients=str(config["gradients"]),
+            look=bool(config["look"]),
         )
 
 

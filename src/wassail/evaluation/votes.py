@@ -47,17 +47,8 @@ def counter(runner: Runner) -> Counter:
 def _worker(model: Model, draws: Draws) -> Worker:
     """A worker that only votes: of the settings it needs none but the sizes."""
     nothing = torch.zeros(0)
-    settings = Settings(
-        (Threat(norm=2, order=1, eps=1.0, domain=None),),
-        attacks={},
-        certify=None,
-        time_limit=None,
-        seed=0,
-        chunk=250,
-        batch_size=draws.batch_size,
-        gradients="float32",
-        look=False,
-    )
+    threat = Threat(norm=2, order=1, eps=1.0, domain=None)
+    settings = Settings((threat,), {}, chunk=250, batch_size=draws.batch_size, look=False)
     return Worker(model, Handed("samples", (0,), 0, nothing, nothing, ()), settings, nothing)
 
 

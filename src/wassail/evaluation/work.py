@@ -19,7 +19,7 @@ from wassail.errors import InputError
 from wassail.evaluation.boxes import one_box
 from wassail.evaluation.criterion import outputs_of, right_of
 from wassail.evaluation.plan import Unit, data_hash
-from wassail.evaluation.settings import PRECISIONS, Settings
+from wassail.evaluation.settings import Settings
 from wassail.evaluation.tasks.task import Place, Result, Task
 from wassail.geometry import clip
 from wassail.network import Model, frozen, mixed
@@ -87,8 +87,8 @@ class Worker:
         self.data = data
         self.settings = settings
         self.mu = mu
-        precision = PRECISIONS[settings.gradients]
-        self.attacked = model if precision is None else mixed(model, precision)
+        plain = settings.gradients == "float32"
+        self.attacked = model if plain else mixed(model, getattr(torch, settings.gradients))
 
     @cached_property
     def graph(self) -> Graph:
