@@ -101,18 +101,11 @@ def _print_certificate(
     modules: Corollary | None,
 ) -> None:
     """The certificate as text."""
-    from rich import box
-    from rich.table import Table
-
     from wassail.report.terminal import console as screen
+    from wassail.report.terminal import table_of
 
     console = screen()
-    slopes = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    slopes.add_column("slope", no_wrap=True)
-    for name in ("at least", "at most", "gap"):
-        slopes.add_column(name, justify="right", no_wrap=True)
-    slopes.add_column("upper side by", no_wrap=True)
-    slopes.add_column("time s", justify="right", no_wrap=True)
+    slopes = table_of("slope", "upper side by", ("at least", "at most", "gap", "time s"))
     for name, (symbol, _) in SLOPES.items():
         bound: Bound | None = getattr(certificate, name)
         if bound is not None:
@@ -121,15 +114,14 @@ def _print_certificate(
             time_spent = "" if spent is None else f"{spent:.1f}"
             slopes.add_row(
                 f"{symbol:2} {name}",
+                bound.method,
                 rounded_down(bound.lower),
                 rounded_up(bound.upper),
                 gap,
-                bound.method,
                 time_spent,
             )
-    losses = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for name in ("eps", "E on the data", "worst: at least", "at most", "witnessed"):
-        losses.add_column(name, justify="right", no_wrap=True)
+    sides = ("E on the data", "worst: at least", "at most", "witnessed")
+    losses = table_of("eps", None, sides)
     start = certificate.empirical
     for eps, lower, upper, reached in rows:
         share = (

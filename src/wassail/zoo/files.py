@@ -123,20 +123,23 @@ def read_npz(path: Path, n: int | None = None) -> Table:
     regular(path, "data")
     with reading(path), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        keys = [
-            next((key for key in names if key in members), None) for names in (_SAMPLES, _LABELS)
-        ]
-        if keys[0] is None or keys[1] is None:
-            found = ", ".join(members) or "nothing"
-            raise InputError(
-                f"{str(path)!r} has arrays {found}: name the samples x and the labels y."
-            )
-        x, y = (_member(path, archive, members[key], n) for key in keys if key)
-        one_label_each(path, *(_rows(path, archive, members[key]) for key in keys if key))
+        keys = _both(path, members)
+        x, y = (_member(path, archive, members[key], n) for key in keys)
+        one_label_each(path, *(_rows(path, archive, members[key]) for key in keys))
         key = next((key for key in _NAMES if key in members), None)
         names = None if key is None else _names(archive, members[key], x.shape)
     info = {"source": "npz", "files": {path.name: sha256(path)}, "arrays": keys}
     return Table(x, y, info if names is None else info | {"features": names})
+
+
+def _both(path: Path, names: Iterable[str]) -> list[str]:
+    """What the samples and the labels are called among the arrays of a file."""
+    found = list(names)
+    keys = [next((key for key in kind if key in found), "") for kind in (_SAMPLES, _LABELS)]
+    if not all(keys):
+        listed = ", ".join(found) or "nothing"
+        raise InputError(f"{str(path)!r} has arrays {listed}: name the samples x and the labels y.")
+    return keys
 
 
 def read_array(path: Path, names: Iterable[str]) -> Any:
@@ -347,21 +350,14 @@ def read_safetensors(path: Path, n: int | None = None) -> Table:
             raise InputError(
                 f"cannot read data from {str(path)!r}: {str(error).splitlines()[0].rstrip('.')}."
             ) from None
-        keys = [
-            next((key for key in wanted if key in names), None) for wanted in (_SAMPLES, _LABELS)
-        ]
-        if keys[0] is None or keys[1] is None:
-            raise InputError(
-                f"{str(path)!r} has arrays {', '.join(names) or 'nothing'}: name the samples x "
-                "and the labels y."
-            )
+        keys = _both(path, names)
         for key in keys:
-            if key and not shapes[key]:
+            if not shapes[key]:
                 raise InputError(
                     f"{key} in {path} is a single number: save arrays of shape (N, ...)."
                 )
-        one_label_each(path, *(shapes[key][0] for key in keys if key))
-        x, y = (_Slices(path, key, n) for key in keys if key)
+        one_label_each(path, *(shapes[key][0] for key in keys))
+        x, y = (_Slices(path, key, n) for key in keys)
     return Table(
         x, y, {"source": "safetensors", "files": {path.name: sha256(path)}, "arrays": keys}
     )
