@@ -16,6 +16,7 @@ import torch
 
 import wassail as ws
 from wassail.cli.certificate import rounded_down, rounded_up
+from wassail.cli.commands import attack_options
 from wassail.cli.options import CHUNK
 from wassail.cli.parser import main
 from wassail.evaluation import protocol
@@ -734,3 +735,13 @@ def test_the_help_of_evaluate_fits_three_screens(capsys, monkeypatch) -> None:
     assert len(lines) <= 3 * 40
     titles = [line for line in lines if line and not line.startswith((" ", "usage"))]
     assert len(titles) >= 6 and lines[lines.index("options:") + 2] == ""  # all but --help in groups
+
+
+def test_attacks_take_their_options_behind_a_colon(capsys: pytest.CaptureFixture[str]) -> None:
+    assert attack_options(["wda:kappa=4,step=8/255", "nearest:passes=30", "wda:topk=3"]) == {
+        "wda": {"kappa": 4, "step": 8 / 255, "topk": 3},
+        "nearest": {"passes": 30},
+    }
+    words = ["evaluate", "digits-mlp", "--eps", "0.1", "-n", "3", "--quiet", "--order", "1"]
+    assert main([*words, "--attacks", "wda:kappa=4"]) == 0
+    assert "WDA, kappa 4" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 meet.
 """
 
+import inspect
 import json
 import math
 from dataclasses import replace
@@ -14,7 +15,7 @@ import wassail as ws
 from wassail.errors import InputError
 from wassail.evaluation import work
 from wassail.evaluation.plan import plan
-from wassail.evaluation.settings import Settings
+from wassail.evaluation.settings import Choices, Settings
 from wassail.evaluation.store.store import Store
 from wassail.evaluation.tasks import pool
 from wassail.geometry import distances as distances_between
@@ -264,6 +265,13 @@ def test_flips_that_do_not_last_are_not_counted(digits, monkeypatch) -> None:
     run = ws.evaluate(model, (x, y), THREATS[:1], ("nearest", "wda++"), look=False)
     assert torch.isinf(run.distances).all() and any(f.name == "unstable" for f in run.warnings)
     assert all(row.accuracy == 1 for row in run.rows)  # nor in the rows of the attacks
+
+
+def test_choices_are_arguments_of_evaluate_with_its_defaults() -> None:
+    """The command line fills this record and hands it over as it is."""
+    parameters = inspect.signature(ws.evaluate).parameters
+    for name, value in vars(Choices()).items():
+        assert parameters[name].default == value, name
 
 
 def test_the_final_look_finds_what_is_wrong(digits) -> None:
