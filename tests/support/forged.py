@@ -74,8 +74,8 @@ def good_votes(out: Path) -> Path:
     """The files of `wassail evaluate --smooth`."""
     from wassail.cli.parser import main
 
-    words = "smooth digits-mlp --sigma 0.2 -n 4 --draws 200 --passes 20 --eps 0.05 0.2 --quiet"
-    assert main([*words.split(), "--out", str(out)]) == 0
+    words = "evaluate digits-mlp --smooth 0.2 -n 4 --draws 200 --passes 20 --order 1 --quiet"
+    assert main([*words.split(), "--eps", "0.05", "0.2", "--out", str(out)]) == 0
     return out
 
 
