@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from wassail.transport.curve import RiskCurve
+
 # Okabe and Ito's colours, as in all figures.
 INK = {"attacked": "#D55E00", "certified": "#0072B2"}
 
@@ -32,30 +34,8 @@ POINTS = 241  # of the grid a curve is drawn on, besides its bends
 BENDS = 2000  # more bends than this are closer than a line is wide
 
 
-class Sandwich(Protocol):
-    """What is drawn: a `RiskCurve`."""
-
-    @property
-    def order(self) -> float:
-        """The Wasserstein order."""
-
-    @property
-    def distances(self) -> Tensor:
-        """The nearest flips known."""
-
-    @property
-    def radii(self) -> Tensor | None:
-        """The certified radii, if there are any."""
-
-    def __call__(self, eps: float) -> tuple[float, float]:
-        """Certified and attacked accuracy."""
-
-    def breakpoints(self, side: str) -> tuple[Tensor, Tensor]:
-        """Where a side bends."""
-
-
 def draw_sandwich(
-    curves: Sequence[Sandwich],
+    curves: Sequence[RiskCurve],
     title: str = "",
     *,
     eps: Number | None = None,
@@ -123,7 +103,7 @@ def draw_distances(
 
 
 def plot_curve(
-    curve: Sandwich, axes: Axes | None = None, eps: float | None = None, mark: float | None = None
+    curve: RiskCurve, axes: Axes | None = None, eps: float | None = None, mark: float | None = None
 ) -> Axes:
     """One panel: both sides of a curve over [0, eps], the band between them filled. Without
     axes on a new figure.
@@ -158,7 +138,7 @@ def plot_curve(
     return axes
 
 
-def _point_out(axes: Axes, curve: Sandwich, mark: float, end: float) -> None:
+def _point_out(axes: Axes, curve: RiskCurve, mark: float, end: float) -> None:
     """A line at a budget, and both accuracies there; the certified one is rounded down."""
     certified, attacked = curve(mark)
     axes.axvline(mark, color="0.35", lw=0.9, ls=(0, (2, 2)), label=f"eps = {show(mark)}", zorder=1)
@@ -204,7 +184,7 @@ def _label(
     )
 
 
-def _knots(curve: Sandwich, end: float) -> list[float]:
+def _knots(curve: RiskCurve, end: float) -> list[float]:
     """Where a curve is evaluated: a grid, its bends, and for order inf right after each of
     them, where it has dropped.
     """
@@ -222,7 +202,7 @@ def _knots(curve: Sandwich, end: float) -> list[float]:
     return found
 
 
-def _end(curve: Sandwich, mark: float | None) -> float:
+def _end(curve: RiskCurve, mark: float | None) -> float:
     """Past the distance of nearly every known flip, and past the budget pointed out."""
     known = curve.distances[torch.isfinite(curve.distances)]
     far = float(known.quantile(0.97)) if len(known) else 0.0
