@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from wassail.rounding import UNIT
+
+if TYPE_CHECKING:
+    from wassail.transport.grouped import GroupedSide
 
 
 def stretch_of(share: float, order: float) -> tuple[float, float]:
@@ -195,20 +198,7 @@ class Side:
         return area_under(self, eps)
 
 
-class Bent(Protocol):
-    """What an area needs of a side."""
-
-    order: float
-    empty: bool
-
-    def breakpoints(self) -> tuple[Tensor, Tensor]:
-        """The eps at which it bends, and the accuracy there."""
-
-    def accuracies(self, eps: Tensor) -> Tensor:
-        """The accuracy at several eps."""
-
-
-def area_under(side: Bent, eps: float) -> float:
+def area_under(side: Side | GroupedSide, eps: float) -> float:
     """`int_0^eps accuracy`: between two bends it is linear in `eps^p`, for order inf constant.
 
     Args:
