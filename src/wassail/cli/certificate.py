@@ -105,7 +105,8 @@ def _print_certificate(
     from wassail.report.terminal import table_of
 
     console = screen()
-    slopes = table_of("slope", "upper side by", ("at least", "at most", "gap", "time s"))
+    figures = ("at least", "at most", "gap", "upper side by", "time s")
+    slopes = table_of("slope", None, figures)
     for name, (symbol, _) in SLOPES.items():
         bound: Bound | None = getattr(certificate, name)
         if bound is not None:
@@ -114,10 +115,10 @@ def _print_certificate(
             time_spent = "" if spent is None else f"{spent:.1f}"
             slopes.add_row(
                 f"{symbol:2} {name}",
-                bound.method,
                 rounded_down(bound.lower),
                 rounded_up(bound.upper),
                 gap,
+                bound.method,
                 time_spent,
             )
     sides = ("E on the data", "worst: at least", "at most", "witnessed")

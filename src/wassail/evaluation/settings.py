@@ -44,9 +44,12 @@ class Choices:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        for name in ("chunk", "batch_size", "closing", "provers"):
-            if getattr(self, name) is not None:
-                whole(getattr(self, name), name)
+        whole(self.chunk, "chunk")
+        whole(self.provers, "provers")
+        if self.batch_size is not None:
+            whole(self.batch_size, "batch_size")
+        if self.closing is not None:
+            whole(self.closing, "closing")
         if self.time_limit is not None:
             parse_seconds(self.time_limit)
         if self.certify in GONE_METHODS:
