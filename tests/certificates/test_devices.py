@@ -306,11 +306,8 @@ def branched(
     """What branching makes of some samples of a sweep over all of them."""
     ball = torch.full((len(x),), 0.35, device=x.device)
     sweep = Sweep(graph, Balls.make(x, ball, INF, BOX)).run()
-    labels = y.tolist()
-    rivals = [[j for j in range(3) if j != labels[k]] for k in rows]
-    known = [None] * len(rows)
-    own = [labels[k] for k in rows]
-    found = split.branch_leaves(sweep, rows, own, rivals, [most] * len(rows), known)
+    every = torch.full((len(x), 3), -1.0)  # all rivals are left
+    found = split.branched(sweep, every, rows, y.cpu(), [most] * len(rows))
     return [(one.proved, one.count) for one in found]
 
 

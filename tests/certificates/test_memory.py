@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 import wassail as ws
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
-from wassail.certificates.prove import linear_search
+from wassail.certificates.prove import radius_search
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margins
 
@@ -105,7 +105,7 @@ def test_a_sweep_is_freed_with_its_last_name(norm: float, polish: str) -> None:
 @pytest.mark.parametrize("name", CALLS)
 def test_what_is_kept_is_small(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the samples, when a sweep begins; spans are kept for a number of samples at a time."""
-    monkeypatch.setattr(linear_search, "KEPT", 2**10)
+    monkeypatch.setattr(radius_search, "KEPT", 2**10)
     run = Sweep.run
     found: list[int] = []
 

@@ -33,7 +33,7 @@ from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margins
 from wassail.certificates.search import frontier
 from wassail.certificates.search.frontier import Heap, Report, SharedFrontier
-from wassail.certificates.search.margins import branch_shared
+from wassail.certificates.search.margins import branched
 from wassail.certificates.search.workers import Pool, Processes, crew
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
@@ -379,9 +379,8 @@ def test_branching_on_margins_in_small_parts(digits: tuple[Graph, Tensor, Tensor
 
     def proved(radius: float, pool: Pool | None) -> tuple[bool, int]:
         sweep = Sweep(graph, Balls.make(x[:1], torch.tensor([radius]), INF, (0.0, 1.0))).run()
-        lower = margins(sweep, y[:1])[0][0]
-        rivals = torch.tensor([j for j in range(10) if j != int(y[0]) and not lower[j] > 0])
-        found = branch_shared(sweep, 0, int(y[0]), rivals.tolist(), 200, pool)
+        lower = margins(sweep, y[:1])[0]
+        found = branched(sweep, lower, [0], y, [200], pool)[0]
         return found.proved, found.count
 
     near = 0.97 * distance

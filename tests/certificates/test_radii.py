@@ -16,12 +16,12 @@ from wassail.certificates.graph.graph import Affine, Graph, Node
 from wassail.certificates.graph.maps import Matrix, Pick
 from wassail.certificates.graph.reader import read
 from wassail.certificates.prove import exact as exact_search
-from wassail.certificates.prove import linear_search
+from wassail.certificates.prove import radius_search
 from wassail.certificates.prove.ladder import Ladder
-from wassail.certificates.prove.linear_search import RadiusSearch
 from wassail.certificates.prove.problem import Problem
 from wassail.certificates.prove.products import product_radii
 from wassail.certificates.prove.radii import radii
+from wassail.certificates.prove.radius_search import RadiusSearch
 from wassail.certificates.prove.record import Radii
 from wassail.certificates.prove.verify import verify
 from wassail.certificates.relax.crown import margin_bounds
@@ -417,7 +417,7 @@ def test_spans_are_kept_for_few_samples_at_a_time(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(RadiusSearch, "_try", watched)
     neurons = sum(graph.nodes[j].size for j in graph.read_by_others)
-    monkeypatch.setattr(linear_search, "KEPT", 4 * neurons)
+    monkeypatch.setattr(radius_search, "KEPT", 4 * neurons)
     few = radii(graph, x, y, 2, method="crown", batch_size=1).values
     assert torch.allclose(few, values, rtol=1e-7, atol=0)
     assert longest and max(longest) == 2

@@ -9,9 +9,9 @@ import torch
 
 from support.exact import perceptron, uniform
 from support.rounding import MODES, rounded
-from wassail.certificates.prove import linear_search, products
-from wassail.certificates.prove.linear_search import RadiusSearch
+from wassail.certificates.prove import products, radius_search
 from wassail.certificates.prove.problem import Problem
+from wassail.certificates.prove.radius_search import RadiusSearch
 
 INF = math.inf
 DOUBLE = torch.float64
@@ -36,10 +36,10 @@ def test_a_ball_holds_the_whole_box_only_if_it_is_as_large(
             balls = SimpleNamespace(radius=tried, below=zero, above=zero + 1)
             sweep = SimpleNamespace(balls=balls, rows=0, proved=dict)
             monkeypatch.setattr(
-                linear_search, "Sweep", lambda *_, sweep=sweep: SimpleNamespace(run=lambda: sweep)
+                radius_search, "Sweep", lambda *_, sweep=sweep: SimpleNamespace(run=lambda: sweep)
             )
             found = (margin, margin, a)
-            monkeypatch.setattr(linear_search, "margins", lambda *_, found=found: found)
+            monkeypatch.setattr(radius_search, "margins", lambda *_, found=found: found)
             graph = perceptron([torch.zeros(2, n, dtype=DOUBLE)], [torch.tensor([1.0, 0.0])])
             problem = Problem.of(graph, zero, torch.tensor([0]), 2.0, (0.0, 1.0))
             search = RadiusSearch(problem, None, None, 1e-3, 1, lambda _: None)

@@ -118,7 +118,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/loss/residual_growth.py": _tests("rounding_residuals"),
     "certificates/loss/residuals.py": _tests("rounding_residuals"),
     "certificates/loss/worst_case.py": _tests("rounding_worst_case"),
-    "certificates/prove/linear_search.py": _tests("rounding_radii"),
+    "certificates/prove/radius_search.py": _tests("rounding_radii"),
     "certificates/exact/cells.py": _EXACT,
     "certificates/exact/cones.py": _CONES,
     "certificates/exact/constants.py": _EXACT,
@@ -399,7 +399,7 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "castin",
         "UP",
     ): "`spectral` has been rounded up by 128 units, and ten operations lose ten",
-    ("linear_search.py", "_next", "tiny"): STEERS,
+    ("radius_search.py", "_next", "tiny"): STEERS,
     (
         "loss/chords.py",
         "_some",
@@ -422,11 +422,11 @@ EXCUSED: dict[tuple[str, str, str], str] = {
     ("loss/descent.py", "descend", "1e-13"): "every multiplier gives a bound",
     ("loss/worst_case.py", "_steepest_chord", "1e-1"): "every multiplier gives a bound",
     (
-        "linear_search.py",
+        "radius_search.py",
         "_try",
         "UNIT)\n        free",
     ): "the radius is taken 1e-9 smaller, which is more than n units",
-    ("products.py", "_rounded", "slack is None"): "a question, not a number",
+    ("products.py", "product_radii", "slack is None"): "a question, not a number",
     ("exact/constants.py", "cut", "CLOSE"): "when a node is done: its bound counts whatever it is",
     (
         "exact/constants.py",

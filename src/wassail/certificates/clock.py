@@ -77,7 +77,7 @@ def check() -> None:
 
 def look() -> None:
     """Stop the stage if the time is up, in the middle of a piece of work."""
-    if out_of_time():
+    if seconds_left() == 0.0:
         raise Late
 
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
+from wassail.certificates.prove.ladder import METHODS
 from wassail.certificates.prove.problem import BATCH
-from wassail.certificates.prove.radii import EXACT as MET
-from wassail.certificates.prove.radii import METHODS, radii
+from wassail.certificates.prove.radii import radii
+from wassail.certificates.prove.record import EXACT as MET
 from wassail.certificates.prove.verify import verify as prove
 from wassail.evaluation.notes import Notes
 from wassail.evaluation.result import Outcome

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from wassail.certificates import clock
 from wassail.certificates.relax.crown import Sweep, margins
 from wassail.certificates.search.boxes import BoxSearch, box_balls
-from wassail.certificates.search.margins import branch_margins
+from wassail.certificates.search.margins import branched
 from wassail.certificates.search.shallow import ShallowSearch, shallow_of
 from wassail.errors import InputError
 from wassail.network import versions
@@ -212,16 +212,15 @@ class _Decision:
             label = torch.zeros(1, dtype=torch.int64)
             for low, high in zip(group.low[:, None], group.high[:, None]):
                 sweep = Sweep(graph, box_balls(low, high)).run()
-                lower = margins(sweep, label, "open")[0][0, 1:]
+                lower = margins(sweep, label, "open")[0]
                 clock.spend(sweep.rows * graph.operations)
-                rivals = 1 + (~(lower > 0)).nonzero()[:, 0]
-                if len(rivals):
+                if not bool((lower[0, 1:] > 0).all()):
                     most = int(min(clock.work_left() / (DOMAIN * graph.operations), MOST))
                     width = int(min(max(TOGETHER / graph.operations, NARROW), WIDE))
-                    good, count = branch_margins(sweep, 0, 0, rivals, most, width=width)
-                    clock.spend(count * DOMAIN * graph.operations)
-                    self.domains += count
-                    if not good:
+                    found = branched(sweep, lower, [0], label, [most], width=width)[0]
+                    clock.spend(found.count * DOMAIN * graph.operations)
+                    self.domains += found.count
+                    if not found.proved:
                         return False
             self.by = "neuron split"
             return True

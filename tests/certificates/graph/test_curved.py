@@ -18,7 +18,7 @@ from wassail.certificates.lipschitz.steepest import jacobians
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margin_bounds, margins
 from wassail.certificates.relax.extent import InputExtent
-from wassail.certificates.search.margins import branch_margins
+from wassail.certificates.search.margins import branched
 from wassail.threat import Domain, dual
 
 INF = math.inf
@@ -252,16 +252,15 @@ def test_branching_on_relus_proves_more_than_linear_bounds() -> None:
     y = graph.logits(x).argmax(1)
     radius = 1.05 * ws.radii(graph, x, y, INF, None, "crown").values
     sweep = Sweep(graph, Balls.make(x, radius, INF, None)).run()
-    rivals = (margins(sweep, y)[0][0] < 0).nonzero()[:, 0]
-    proved, domains = branch_margins(sweep, 0, int(y), rivals, 200)
-    assert len(rivals) and proved and domains > len(rivals)
+    lower = margins(sweep, y)[0]
+    rivals = int((lower[0] < 0).sum())
+    found = branched(sweep, lower, [0], y, [200])[0]
+    assert rivals and found.proved and found.count > rivals
     far = ws.nearest(graph.logits, x, y, INF, domain=None, passes=200).distances
     assert (radius <= far).all()
     sweep = Sweep(graph, Balls.make(x, 1.01 * far, INF, None)).run()
-    rivals = (margins(sweep, y)[0][0] < 0).nonzero()[:, 0]
-    assert not branch_margins(sweep, 0, int(y), rivals, 200)[0], (
-        "a ball with a flip inside cannot be proved"
-    )
+    found = branched(sweep, margins(sweep, y)[0], [0], y, [200])[0]
+    assert not found.proved, "a ball with a flip inside cannot be proved"
 
 
 @pytest.mark.parametrize("name", ["pre-LN", "ReLU attention", "gate"])

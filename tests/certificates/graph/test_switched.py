@@ -18,7 +18,7 @@ from wassail.certificates.relax.crown import Sweep, margins
 from wassail.certificates.relax.norms import pair_products, product
 from wassail.certificates.relax.reach import Reach
 from wassail.certificates.search.intervals import Intervals
-from wassail.certificates.search.margins import branch_margins
+from wassail.certificates.search.margins import branched
 
 THRESHOLDS = (20.0, 3.0, 0.5, 0.0, -0.5, -4.0)
 INF = math.inf
@@ -190,14 +190,14 @@ def test_margins_hold_across_jumps(norm: float) -> None:
         y = model(x).argmax(1)
         for radius in (0.02, 0.1, 0.5):
             sweep = Sweep(graph, Balls.make(x, f64(radius), norm, (-1.0, 1.0))).run()
-            least = margins(sweep, y)[0][0]
+            lower = margins(sweep, y)[0]
+            least = lower[0]
             logits = model(around(x[0], radius, norm))
             seen = (logits[:, y] - logits).amin(0)
             assert (least <= seen + 1e-9).all()
             above += int((least > 0).sum())
-            rivals = [j for j in range(3) if j != int(y) and not least[j] > 0]
-            if rivals:
-                good, _ = branch_margins(sweep, 0, int(y), torch.tensor(rivals), 60)
+            if any(j != int(y) and not least[j] > 0 for j in range(3)):
+                good = branched(sweep, lower, [0], y, [60])[0].proved
                 proved += good
                 assert not good or (logits.argmax(1) == y).all()
     assert above > 5 and proved > 0

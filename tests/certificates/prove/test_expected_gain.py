@@ -8,7 +8,7 @@ import torch
 import wassail as ws
 from wassail.certificates.prove.ladder import HOPE, Ladder, expected_gain
 from wassail.certificates.prove.problem import Problem
-from wassail.certificates.prove.radii import Growth
+from wassail.certificates.prove.radius_search import Growth
 from wassail.certificates.search.margins import Decided
 
 

@@ -13,9 +13,9 @@ import wassail as ws
 from support.networks import Net
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
-from wassail.certificates.prove.ladder import branched
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margins
+from wassail.certificates.search.margins import branched
 from wassail.certificates.search.subproblems import Subproblems
 from wassail.certificates.search.tree import Tree
 

@@ -12,10 +12,9 @@ import wassail as ws
 from wassail.certificates import clock
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
-from wassail.certificates.prove.ladder import branched
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margins
-from wassail.certificates.search.margins import branch_margins
+from wassail.certificates.search.margins import branched
 from wassail.certificates.search.subproblems import Forest, Subproblems
 from wassail.certificates.search.tree import Tree
 
@@ -275,10 +274,10 @@ def test_time_that_is_up_proves_nothing() -> None:
     graph = read(model, (3,), smooth=True)
     flip = ws.nearest(model, x, y, INF, BOX, passes=300).distances
     sweep = swept(graph, x, 0.9 * flip)
-    rivals = torch.tensor([j for j in range(3) if j != int(y[0])])
     with clock.limited(0.0):
-        assert branch_margins(sweep, 0, int(y[0]), rivals) == (False, 0)
+        found = branched(sweep, torch.full((1, 3), -1.0), [0], y, [100])[0]
+    assert (found.proved, found.count) == (False, 0)
     tree = Tree(sweep, [0], y.tolist())
-    domains = grown(tree, [rivals.tolist()], 2)
+    domains = grown(tree, [[j for j in range(3) if j != int(y[0])]], 2)
     there = pickle.loads(pickle.dumps((tree, domains)))
     assert torch.equal(there[0].bounded(there[1], 4).bound, tree.bounded(domains, 4).bound)

@@ -11,9 +11,10 @@ from wassail.certificates import clock
 from wassail.certificates.exact.nearest_flip import nearest_flip
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
-from wassail.certificates.prove.ladder import branched, least_value
+from wassail.certificates.prove.ladder import least_value
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margins
+from wassail.certificates.search.margins import branched
 from wassail.certificates.search.subproblems import Forest
 from wassail.certificates.search.tree import Tree
 
@@ -81,10 +82,10 @@ def test_leaves_of_a_smaller_ball_are_not_used_for_a_larger_one() -> None:
     distance = nearest_flip(graph, x, y, math.inf, BOX).lower
     tried(graph, x, y, 0.97 * distance, 1, forest)
     sample, (radius, leaves) = next(iter(forest.trees.items()))
-    assert forest.within(sample, radius) is leaves
-    assert forest.within(sample, 0.5 * radius) is leaves
-    assert forest.within(sample, math.nextafter(radius, math.inf)) is None
-    assert forest.within(sample + 100, radius) is None
+    assert forest.within(sample, radius, 10**6) is leaves
+    assert forest.within(sample, 0.5 * radius, 10**6) is leaves
+    assert forest.within(sample, math.nextafter(radius, math.inf), 10**6) is None
+    assert forest.within(sample + 100, radius, 10**6) is None
 
 
 def test_leaves_come_back_as_they_were() -> None:

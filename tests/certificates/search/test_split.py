@@ -14,7 +14,7 @@ from wassail.certificates.exact.nearest_flip import nearest_flip
 from wassail.certificates.graph.reader import read
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margins
-from wassail.certificates.search.margins import branch_margins
+from wassail.certificates.search.margins import branched
 from wassail.certificates.search.neurons import Rows
 from wassail.certificates.search.tree import Tree
 from wassail.testing import _Residual
@@ -49,11 +49,11 @@ def _case(name: str, seed: int):
 
 def _branch(graph, x, y, radius, norm, domain, most=4000):
     sweep = Sweep(graph, Balls.make(x[None], torch.tensor([radius]), norm, domain)).run()
-    lower = margins(sweep, y[None])[0][0]
-    rivals = torch.tensor([j for j in range(len(lower)) if j != int(y) and not lower[j] > 0])
-    if not len(rivals):
+    lower = margins(sweep, y[None])[0]
+    if all(lower[0, j] > 0 for j in range(lower.shape[1]) if j != int(y)):
         return True, 0
-    return branch_margins(sweep, 0, int(y), rivals, most)
+    found = branched(sweep, lower, [0], y[None], [most])[0]
+    return found.proved, found.count
 
 
 @pytest.mark.slow
@@ -126,12 +126,13 @@ def test_it_stops_at_its_limits():
     model, x, y = _case("mlp", 1)
     graph = read(model, (3,))
     sweep = Sweep(graph, Balls.make(x[:1], torch.tensor([5.0]), math.inf, None)).run()
-    rivals = torch.tensor([j for j in range(3) if j != int(y[0])])
-    proved, domains = branch_margins(sweep, 0, int(y[0]), rivals, most=20)
-    assert not proved
-    assert 20 < domains <= 20 + 64 + len(rivals)
+    every = torch.full((1, 3), -1.0)  # both rivals are left
+    found = branched(sweep, every, [0], y, [20])[0]
+    assert not found.proved
+    assert 20 < found.count <= 20 + 64 + 2
     with clock.limited(0.0):
-        assert branch_margins(sweep, 0, int(y[0]), rivals) == (False, 0)
+        found = branched(sweep, every, [0], y, [20])[0]
+    assert (found.proved, found.count) == (False, 0)
 
 
 def test_a_multiplier_that_cancels_a_coefficient_leaves_its_rounding() -> None:

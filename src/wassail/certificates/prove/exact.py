@@ -13,8 +13,8 @@ from torch import Tensor
 from wassail.certificates import clock
 from wassail.certificates.exact.nearest_flip import nearest_flip
 from wassail.certificates.graph.graph import Graph
-from wassail.certificates.prove.linear_search import RadiusSearch
 from wassail.certificates.prove.problem import Problem
+from wassail.certificates.prove.radius_search import RadiusSearch
 from wassail.certificates.prove.record import PUSHES
 from wassail.certificates.search.workers import Pool
 from wassail.geometry import clip, column
@@ -73,7 +73,7 @@ class ExactSearch:
         self.pool = pool
         self.whole = 1.01 * search.problem.farthest
         if search.points is None:
-            search.points = search.x.double().cpu().clone()  # never the caller's own tensor
+            search.points = search.problem.x.double().cpu().clone()  # never the caller's own tensor
 
     def run(self, rows: Tensor, work: Tensor) -> None:
         """Search for some samples; what is proved when a budget is spent is kept.

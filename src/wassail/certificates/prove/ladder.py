@@ -5,18 +5,20 @@ ladder, level by level; a level is a few rungs that follow each other. What an a
 counted in operations for each sample, by what is bounded for it, so that no plan looks at a clock
 and no sample depends on the others.
 
-A new rung is a class here and a line in `levels_of`.
+A new rung is a class like those here and a line in `levels_of`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from wassail import names
 from wassail.certificates import clock
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.prove.problem import BATCH, Problem
@@ -28,13 +30,14 @@ from wassail.certificates.search.margins import (
     ASCENT_STEPS,
     WIDTH,
     Decided,
-    branch_leaves,
-    branch_shared,
+    branched,
     mixes,
 )
-from wassail.certificates.search.subproblems import Forest, Leaves
+from wassail.certificates.search.subproblems import Forest
 from wassail.certificates.search.workers import Pool
+from wassail.errors import InputError, unknown
 from wassail.geometry import clip, maximiser
+from wassail.threat import Number, number
 
 SMALL_BATCH = 64  # samples in one sweep on a small network, where overhead is most of the time
 ROW_PASSES = 0.2  # that a coefficient vector of a sweep takes: most end halfway
@@ -49,6 +52,15 @@ HOPE = 1.5  # times as fast as they did, bounds may rise
 RIVALS = 4  # that a sample has open, before one was tried
 SLOPE_STEPS = 10  # on the slopes of inner bounds, before branching with many domains
 SLOPE_SWEEPS = 13  # sweeps that these steps cost
+LEAST_STEP = 0.02  # of a radius: from here on a failure asks for more effort
+LEAST_BALL_STEP = 0.05  # with balls: a proof takes seconds, so that the next effort comes earlier
+# Quadratic bounds take a sample much farther than the least branching does, so that radii grow by a
+# share of the way to the flip, and the next effort comes once that is short.
+SHORT_WAY = 0.1
+# Better slopes of inner bounds let radii grow by a step at once.
+SLOPES_STEP = 0.06
+LEAST_SLOPES_STEP = 0.03
+EFFORT = 2.0  # seconds of one core that a sample may take beyond linear bounds
 # Domains of branching, from the least effort to the most. More steps on the slopes of inner bounds
 # cost ten times as much as the first branching, and prove less.
 DOMAINS = (LEAST_DOMAINS, 192, 768, 3072, 12288)
@@ -59,6 +71,7 @@ BALLS = (
     BallEffort(depth=12, width=48, near=0.5, inner=True, early=False),
     BallEffort(depth=16, width=192, near=0.8, inner=True, early=False),
 )
+METHODS = tuple(names.RADIUS_METHODS)
 # From so many domains on better slopes of inner bounds come before branching.
 SLOPES_FROM = 2400
 # What linear bounds cost, in those at linf: others know how far neurons move together.
@@ -69,16 +82,38 @@ QUADRATIC_PROMISE = 8.0
 QUADRATIC_BATCH = 16  # samples in one attempt where quadratic bounds are tried
 
 
-class Rung(Protocol):
-    """One way to prove what linear bounds leave open."""
+@dataclass(frozen=True)
+class Pace:
+    """How radii grow by proofs of a kind, relative to what they are.
 
-    @property
-    def name(self) -> str:
-        """The method, as results name it."""
+    least: from this step on a failure asks for more effort instead of a shorter step; first: the
+    step that begins a level after a proof, None for what the last level left; way: whether steps
+    are shares of the way to the flip.
+    """
 
+    least: float = LEAST_STEP
+    first: float | None = None
+    way: bool = False
+
+
+class Rung(ABC):
+    """One way to prove what linear bounds leave open.
+
+    name: the method, as results name it; pace: of the radii that it proves; lengths: whether it
+    needs to know how far the neurons of a layer move together; foresees: whether it says in
+    `Attempt.gain` what more of it is expected to bring.
+    """
+
+    name: ClassVar[str]
+    lengths: ClassVar[bool] = False
+    foresees: ClassVar[bool] = False
+    pace = Pace()
+
+    @abstractmethod
     def price(self, problem: Problem) -> float:
         """Operations for one sample, before it was tried."""
 
+    @abstractmethod
     def prove(self, attempt: Attempt, left: Tensor, purse: Tensor) -> None:
         """Try some samples of an attempt, and note what is proved and spent.
 
@@ -95,12 +130,13 @@ class Attempt:
 
     Args:
         problem: the samples.
+        ladder: that they are on.
         names: of the samples, for what is kept between attempts.
         radius: float64 `(M,)`.
         sweep: linear bounds on their balls.
         lengths: how far the unstable neurons of each layer move together; None if not asked.
+        pull: coefficients of the linear bounds on their margins, `(M, K, n)`, where the network is.
         lower: bounds on their margins, `(M, K)`.
-        points: where the linear bound is lowest, `(M, *shape)` in float64.
         proved: bool `(M,)`.
         by: the rung that proved each sample, "" for none.
         unstable: neurons of each sample, `(M,)`.
@@ -108,34 +144,45 @@ class Attempt:
         work: operations spent on each sample in all, float64 `(M,)`.
         gain: how far branching is expected to bring each sample, as a share of the way from where
             linear bounds prove it to here, float64 `(M,)`; infinite where that is not known.
-        forest: what earlier proofs of the samples left.
         domains: bounded by branching.
-        provers: threads that share the samples of quadratic bounds.
-        pool: shares the domains of one sample.
     """
 
     problem: Problem
+    ladder: Ladder
     names: list[int]
     radius: Tensor
     sweep: Sweep
     lengths: dict[int, Length] | None
+    pull: Tensor
     lower: Tensor
-    points: Tensor
     proved: Tensor
     by: list[str]
     unstable: Tensor
     swept: Tensor
     work: Tensor
     gain: Tensor
-    forest: Forest
     domains: int = 0
-    provers: int = 1
-    pool: Pool | None = None
 
     @property
     def least(self) -> Tensor:
         """The least bound on the margins of each sample, `(M,)`."""
         return least_value(self.lower, self.problem.labels)
+
+    @property
+    def points(self) -> Tensor:
+        """Where the linear bound on the worst margin of each sample is least, `(M, *shape)` in
+        float64.
+        """
+        part = self.problem
+        x = part.x
+        if not len(x) or self.lower.shape[1] < 2:
+            return x.double().cpu()
+        rival = self.lower.scatter(1, part.labels[:, None], math.inf).argmin(1).to(x.device)
+        order = torch.argsort(self.sweep.order)
+        pull = -self.pull[torch.arange(len(x), device=x.device), rival][:, order]
+        step = maximiser(pull.double().reshape(x.shape), part.norm)
+        size = self.radius.to(x.device).reshape(-1, *[1] * (x.ndim - 1))
+        return clip(x.double() + size * step, part.domain).cpu()
 
     def note(self, rows: Tensor, good: Tensor, name: str) -> None:
         """Samples that a rung proved.
@@ -162,7 +209,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class BallRung:
+class BallRung(Rung):
     """Bounds that know how far all neurons of a layer move at once (THEORY 7).
 
     Args:
@@ -173,6 +220,8 @@ class BallRung:
     effort: BallEffort
     level: int
     name = "ball"
+    lengths = True
+    pace = Pace(LEAST_BALL_STEP)
 
     def price(self, problem: Problem) -> float:
         """Operations for one sample."""
@@ -196,7 +245,7 @@ class BallRung:
 
 
 @dataclass(frozen=True)
-class QuadraticRung:
+class QuadraticRung(Rung):
     """Quadratic bounds, the dual of a semidefinite relaxation, for each sample on its own.
 
     Args:
@@ -205,24 +254,30 @@ class QuadraticRung:
 
     steps: int
     name = "quadratic"
+    pace = Pace(SHORT_WAY, way=True)
 
     def price(self, problem: Problem) -> float:
         """Operations for one sample."""
         variables = problem.graph.inputs + unstable_share(problem.graph)
         return float(self.steps / 3 * RIVALS * CUBE * variables**3)
 
+    def place(self, problem: Problem) -> float:
+        """The price at which it has its place among the others: what it promises counts."""
+        price = self.price(problem)
+        return price / QUADRATIC_PROMISE if price <= QUADRATIC_CHEAP else price
+
     def prove(self, attempt: Attempt, left: Tensor, purse: Tensor) -> None:
         """Try the samples that can pay."""
         left = left[self.price(attempt.problem) <= purse]
         rows = left.tolist()
-        known = (attempt.problem.labels, attempt.lower, self.steps, attempt.provers)
+        known = (attempt.problem.labels, attempt.lower, self.steps, attempt.ladder.provers)
         found, work = proved_samples(attempt.sweep, rows, *known)
         attempt.note(left, torch.tensor(found, dtype=torch.bool), self.name)
         attempt.spend(left, torch.tensor(work, dtype=torch.float64))
 
 
 @dataclass(frozen=True)
-class BranchRung:
+class BranchRung(Rung):
     """Branch and bound on unstable neurons, going on from the leaves that were left.
 
     Args:
@@ -231,8 +286,14 @@ class BranchRung:
     """
 
     count: int
-    slopes: bool
+    slopes: bool = False
     name = "branch"
+    foresees = True
+
+    @property
+    def pace(self) -> Pace:  # type: ignore[override]
+        """Better slopes let radii grow by a step at once."""
+        return Pace(LEAST_SLOPES_STEP, SLOPES_STEP) if self.slopes else Pace()
 
     def price(self, problem: Problem) -> float:
         """Operations for one sample."""
@@ -252,53 +313,48 @@ class BranchRung:
         count = self.count * (dear if attempt.lengths is None else torch.ones_like(dear))
         most = torch.minimum((purse - slopes) / each, count).long()
         able = most >= WIDTH
-        left, most, slopes = left[able], most[able], slopes[able]
+        left, most, slopes, purse = left[able], most[able], slopes[able], purse[able]
         if not len(left):
             return
-        known = (attempt.sweep, attempt.lower, attempt.problem.labels, left.tolist())
+        sweep, lower, labels, places = attempt.sweep, attempt.lower, attempt.problem.labels, left
         if self.slopes:
             sweep, lower = _better_slopes(attempt, left)
-            known = (sweep, lower, attempt.problem.labels[left], list(range(len(left))))
+            labels, places = labels[left], torch.arange(len(left))
             attempt.spend(left, slopes)
         # The least effort begins with a few domains, and ends there where more would not do.
         tried = most.clamp(max=LEAST_DOMAINS) if self.count == LEAST_DOMAINS else most
-        self._branch(attempt, left, known, tried, purse[able])
-        rest = most - tried
-        more = (rest >= WIDTH) & ~attempt.proved[left] & (attempt.gain[left] > LEAST_SHARE)
-        if bool(more.any()):
-            places = [k for k, again in zip(known[3], more.tolist()) if again]
-            self._branch(attempt, left[more], (*known[:3], places), rest[more], purse[able][more])
+        go = torch.arange(len(left))
+        for count in (tried, most - tried):
+            rows = places[go]
+            names = [attempt.names[k] for k in left[go].tolist()]
+            some = (sweep, lower, rows.tolist(), labels, count[go].tolist())
+            found = branched(*some, attempt.ladder.pool, attempt.ladder.forest, names)
+            _note_branched(attempt, left[go], found, lower[rows], purse[go] / each)
+            more = ~attempt.proved[left] & (attempt.gain[left] > LEAST_SHARE)
+            go = (more & (most - tried >= WIDTH)).nonzero()[:, 0]
+            if not len(go):
+                return
 
-    def _branch(
-        self,
-        attempt: Attempt,
-        left: Tensor,
-        known: tuple[Sweep, Tensor, Tensor, list[int]],
-        most: Tensor,
-        purse: Tensor,
-    ) -> None:
-        """Branch on some samples, and note what that says of more domains.
 
-        Args:
-            attempt: with their sweep.
-            left: their places in it, `(L,)`.
-            known: the sweep to branch on, bounds and labels of its samples, their places there.
-            most: domains of each, `(L,)`.
-            purse: operations that each may take, `(L,)`.
-        """
-        sweep, lower, labels, places = known
-        names = [attempt.names[k] for k in left.tolist()]
-        found = branched(
-            sweep, lower, places, labels, most.tolist(), attempt.pool, attempt.forest, names
-        )
-        spent = torch.tensor([one.count for one in found], dtype=torch.float64)
-        attempt.domains += int(spent.sum())
-        attempt.note(left, torch.tensor([one.proved for one in found]), self.name)
-        each = domain_price(attempt.problem)
-        attempt.spend(left, spent * each)
-        deficit = -least_value(lower[places], labels[places])
-        for k, one, lack, rest in zip(left.tolist(), found, deficit.tolist(), purse.tolist()):
-            attempt.gain[k] = min(float(attempt.gain[k]), expected_gain(one, lack, rest / each))
+def _note_branched(
+    attempt: Attempt, left: Tensor, found: list[Decided], lower: Tensor, afford: Tensor
+) -> None:
+    """What branching says of some samples, and of more domains.
+
+    Args:
+        attempt: with their sweep.
+        left: their places in it, `(L,)`.
+        found: of each sample.
+        lower: bounds on the margins that it began with, `(L, K)`.
+        afford: domains that each can pay in all, `(L,)`.
+    """
+    spent = torch.tensor([one.count for one in found], dtype=torch.float64)
+    attempt.domains += int(spent.sum())
+    attempt.note(left, torch.tensor([one.proved for one in found]), "branch")
+    attempt.spend(left, spent * domain_price(attempt.problem))
+    deficit = -least_value(lower, attempt.problem.labels[left])
+    for k, one, lack, most in zip(left.tolist(), found, deficit.tolist(), afford.tolist()):
+        attempt.gain[k] = min(float(attempt.gain[k]), expected_gain(one, lack, most))
 
 
 def _better_slopes(attempt: Attempt, left: Tensor) -> tuple[Sweep, Tensor]:
@@ -332,48 +388,6 @@ def least_value(margin: Tensor, y: Tensor) -> Tensor:
     return margin.scatter(1, y[:, None], math.inf).amin(1)
 
 
-def branched(
-    sweep: Sweep,
-    lower: Tensor,
-    rows: list[int],
-    y: Tensor,
-    most: list[int],
-    pool: Pool | None = None,
-    forest: Forest | None = None,
-    names: list[int] | None = None,
-) -> list[Decided]:
-    """What branching says of some samples of a sweep.
-
-    Args:
-        sweep: of the samples' balls.
-        lower: bounds on their margins, `(N, K)` on the CPU.
-        rows: places of the samples in the sweep.
-        y: labels of all samples of the sweep, `(N,)` on the CPU.
-        most: domains for each.
-        pool: shares the domains of one sample; the samples come one after the other then.
-        forest: what earlier proofs of the samples left; what this one leaves is kept there.
-        names: of the samples in the forest.
-    """
-    label = [int(y[k]) for k in rows]
-    rivals = [
-        [j for j in range(lower.shape[1]) if j != c and not lower[k, j] > 0]
-        for k, c in zip(rows, label)
-    ]
-    if pool is not None:
-        each = zip(rows, label, rivals, most)
-        return [branch_shared(sweep, k, c, j, n, pool) for k, c, j, n in each]
-    known: list[Leaves | None] = [None] * len(rows)
-    if forest is None or names is None:
-        return branch_leaves(sweep, rows, label, rivals, most, known)
-    every = sweep.balls.radius.tolist()
-    radius = [every[k] for k in rows]
-    known = [_leaves(forest, i, r, count) for i, r, count in zip(names, radius, most)]
-    decided = branch_leaves(sweep, rows, label, rivals, most, known)
-    for i, r, found in zip(names, radius, decided):
-        forest.keep(i, r, found.leaves)
-    return decided
-
-
 def expected_gain(found: Decided, lack: float, most: float) -> float:
     """How far the radius is expected to grow by branching, as a share of the step that failed;
     infinite where nothing is known of that, and where branching begins with bounds as good as the
@@ -396,16 +410,10 @@ def expected_gain(found: Decided, lack: float, most: float) -> float:
     return 1 + reached / lack
 
 
-def _leaves(forest: Forest, name: int, radius: float, most: int) -> Leaves | None:
-    """What earlier proofs of a sample left, if to bound that again leaves room for as many domains:
-    else it is better to begin anew.
-    """
-    left = forest.within(name, radius)
-    return left if left is not None and 2 * len(left.rival) <= most else None
-
-
 class Ladder:
     """The levels for one problem. A method is a part of it: see `levels_of`.
+
+    forest: what proofs of the samples left, for the next ones.
 
     Args:
         problem: the samples.
@@ -430,17 +438,21 @@ class Ladder:
     @property
     def balls(self) -> bool:
         """Whether some level uses balls, which need to know how far layers move."""
-        return any(isinstance(rung, BallRung) for level in self.levels for rung in level)
-
-    @property
-    def quadratic(self) -> bool:
-        """Whether some level uses quadratic bounds."""
-        return any(isinstance(rung, QuadraticRung) for level in self.levels for rung in level)
+        return any(rung.lengths for level in self.levels for rung in level)
 
     @property
     def batch(self) -> int:
         """Samples in one attempt."""
-        return QUADRATIC_BATCH if self.quadratic else batch_of(self.problem.graph)
+        quadratic = any(rung.name == "quadratic" for level in self.levels for rung in level)
+        return QUADRATIC_BATCH if quadratic else batch_of(self.problem.graph)
+
+    def pace(self, level: int) -> Pace:
+        """How radii grow on a level, or beyond the last one."""
+        return self.levels[level][0].pace if level < len(self.levels) else Pace()
+
+    def foresees(self, level: int) -> bool:
+        """Whether attempts of a level say what more of them is expected to bring."""
+        return level < len(self.levels) and all(rung.foresees for rung in self.levels[level])
 
     def sweep_price(self) -> float:
         """Operations for the linear bounds of one sample, before they were made."""
@@ -449,17 +461,13 @@ class Ladder:
 
     def price(self, level: int) -> float:
         """Operations that a level takes for one sample, linear bounds included."""
-        return self.sweep_price() + self.level_price(level)
+        return self.sweep_price() + sum(rung.price(self.problem) for rung in self.levels[level])
 
     def least_price(self, level: int) -> float:
         """Operations without which a level is not begun: linear bounds and its first rung."""
         return self.sweep_price() + self.levels[level][0].price(self.problem)
 
-    def level_price(self, level: int) -> float:
-        """Operations that the rungs of a level take for one sample."""
-        return sum(rung.price(self.problem) for rung in self.levels[level])
-
-    def begin(self, rows: Tensor, radius: Tensor, polish: str = "all") -> Attempt:
+    def begin(self, rows: Tensor, radius: Tensor, polish: str = "open") -> Attempt:
         """Linear bounds for some samples.
 
         Args:
@@ -470,8 +478,7 @@ class Ladder:
         part = self.problem.take(rows)
         lengths: dict[int, Length] | None = {} if self.balls else None
         sweep = Sweep(part.graph, part.balls(radius), 0, None, lengths).run()
-        lower, _, a = margins(sweep, part.y, polish)
-        points = _lowest(part, sweep, lower, a, radius)
+        lower, _, pull = margins(sweep, part.y, polish)
         lower = lower.cpu()
         proved = least_value(lower, part.labels) > 0
         unstable = _unstable(sweep).cpu().double()
@@ -479,21 +486,19 @@ class Ladder:
         clock.spend(float(work.sum()))
         return Attempt(
             part,
+            self,
             rows.tolist(),
             radius,
             sweep,
             lengths,
+            pull,
             lower,
-            points,
             proved,
             ["crown" if good else "" for good in proved.tolist()],
             unstable,
             work,
             work.clone(),
             torch.full_like(work, math.inf),
-            self.forest,
-            provers=self.provers,
-            pool=self.pool,
         )
 
     def climb(self, attempt: Attempt, level: int, purse: Tensor | None = None) -> None:
@@ -536,49 +541,33 @@ def levels_of(problem: Problem, method: str) -> list[tuple[Rung, ...]]:
         problem: the samples.
         method: "auto" for all that fit, else the rungs of this name only.
     """
-    balls = _balls(problem) if method in ("auto", "ball") else []
-    quadratics = _quadratics(problem) if method == "auto" else []
+    balls = BALLS if method in ("auto", "ball") and has_balls(problem) else ()
+    first = [BallRung(effort, level) for level, effort in enumerate(balls)]
     if method in ("crown", "ball") or (problem.graph.curved and method == "auto"):
-        return [(rung,) for rung in balls]
-    branches = _branches(problem, not balls and not quadratics)
-    if balls:
-        return [*zip(balls, branches), (branches[len(balls)],)]
-    if quadratics:  # few inputs make quadratic bounds cheap, many make them the dearest
-        rungs = [*branches, *quadratics]
-        return [(rung,) for rung in sorted(rungs, key=lambda rung: _place(rung, problem))]
-    return [(rung,) for rung in branches]
+        return [(rung,) for rung in first]
+    branches = [BranchRung(count) for count in DOMAINS]
+    if first:
+        return [*zip(first, branches), (branches[len(first)],)]
+    # Few inputs make quadratic bounds cheap, many make them the dearest.
+    quadratics = method == "auto" and has_quadratics(problem.graph, problem.norm)
+    others = [QuadraticRung(steps) for steps in QUADRATIC] if quadratics else []
+    placed: list[tuple[float, Rung]] = [(rung.place(problem), rung) for rung in others]
+    before = min((place for place, _ in placed), default=math.inf)
+    for rung in branches:
+        price = rung.price(problem)
+        slopes = price < before and _slopes_pay(problem, rung.count)
+        placed.append((price, replace(rung, slopes=slopes)))
+    return [(rung,) for _, rung in sorted(placed, key=lambda pair: pair[0])]
 
 
-def _place(rung: Rung, problem: Problem) -> float:
-    """The price at which a rung has its place in the order: what it promises for it counts."""
-    price = rung.price(problem)
-    cheap = isinstance(rung, QuadraticRung) and price <= QUADRATIC_CHEAP
-    return price / QUADRATIC_PROMISE if cheap else price
-
-
-def _balls(problem: Problem) -> list[Rung]:
-    """The efforts of balls, none where they do not fit."""
-    if not has_balls(problem):
-        return []
-    return [BallRung(effort, level) for level, effort in enumerate(BALLS)]
-
-
-def _quadratics(problem: Problem) -> list[Rung]:
-    """The efforts of quadratic bounds, none where they do not fit."""
-    if not has_quadratics(problem.graph, problem.norm):
-        return []
-    return [QuadraticRung(steps) for steps in QUADRATIC]
-
-
-def _branches(problem: Problem, alone: bool) -> list[Rung]:
-    """The efforts of branching; alone: no other rung goes before, so that many domains are worth
-    better slopes of inner bounds.
+def _slopes_pay(problem: Problem, count: int) -> bool:
+    """Whether so many domains are worth better slopes of inner bounds, where nothing but branching
+    was tried before.
     """
     graph = problem.graph
     passes = ROW_PASSES * unstable_share(graph) / DOMAIN_PASSES
     dear = max(1.0, passes / LEAST_DOMAINS)
-    slopes = alone and not graph.smooth and not graph.curved
-    return [BranchRung(count, slopes and count * dear >= SLOPES_FROM) for count in DOMAINS]
+    return not graph.smooth and not graph.curved and count * dear >= SLOPES_FROM
 
 
 def has_balls(problem: Problem) -> bool:
@@ -598,15 +587,24 @@ def _unstable(sweep: Sweep) -> Tensor:
     return count
 
 
-def _lowest(part: Problem, sweep: Sweep, lower: Tensor, a: Tensor, radius: Tensor) -> Tensor:
-    """Where the linear bound on the worst margin of each sample is least, on the CPU."""
-    x = part.x
-    if not len(x) or lower.shape[1] < 2:
-        return x.double().cpu()
-    rival = lower.scatter(1, part.y[:, None], math.inf).argmin(1)
-    order = torch.argsort(sweep.order)
-    pull = -a[torch.arange(len(a), device=a.device), rival][:, order]
-    step = maximiser(pull.double().reshape(x.shape), part.norm)
-    size = radius.to(x.device).reshape(-1, *[1] * (x.ndim - 1))
-    point = x.double() + size * step
-    return clip(point, part.domain).cpu()
+def check_method(method: str) -> None:
+    """One sentence for a method that is not known, or is gone."""
+    if not isinstance(method, str) or method not in (*METHODS, *names.GONE_METHODS):
+        raise unknown("method", method, METHODS)
+    if method in names.GONE_METHODS:
+        raise InputError(f"method {method!r} is gone: {names.GONE_METHODS[method]}.")
+
+
+def parse_effort(effort: Number | None, time_limit: float | None) -> float:
+    """The operations that a sample may take beyond linear bounds.
+
+    Args:
+        effort: seconds of one core, or None for the default.
+        time_limit: seconds, or None; with a limit there is no default.
+    """
+    if effort is None:
+        return EFFORT * clock.SECOND if time_limit is None else math.inf
+    seconds = number(effort, "effort")
+    if not seconds >= 0:
+        raise InputError(f"effort is {effort!r}: give seconds for each sample, at least 0.")
+    return seconds * clock.SECOND

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -44,11 +43,26 @@ def product_radii(problem: Problem, other: Tensor, enough: Tensor | None = None)
     slopes = torch.stack([steep[k] for k in problem.labels.tolist()]) if steep else found[:, None]
     left = _promising(problem, slopes, other)
     for rows in torch.split(left, BATCH) if len(left) else ():
-        part = problem.take(rows)
+        best = torch.zeros(len(rows), dtype=torch.float64)
+        few = torch.arange(len(rows))
         try:
-            found[rows] = _of_batch(part, slopes[rows], enough[rows])
+            for shares in ((0.0,), SHARES):  # the products alone, then beyond balls
+                part = problem.take(rows[few])
+                balls = [share * best[few] for share in shares]
+                lowest = [part.exact.bounds(ball).cpu() for ball in balls]
+                known = (part, balls, lowest, slopes[rows[few]])
+                radius = _farthest(*known, 0.0)
+                # Less what rounding may take of the margins within it.
+                slack = part.slack(radius)
+                if slack is not None:
+                    radius = torch.minimum(radius, _farthest(*known, slack))
+                best[few] = torch.maximum(best[few], radius)
+                few = (best < enough[rows]).nonzero()[:, 0]
+                if not len(few):
+                    break
         except clock.Late:
             break
+        found[rows] = best
     return found
 
 
@@ -67,48 +81,30 @@ def _promising(problem: Problem, steep: Tensor, other: Tensor) -> Tensor:
     return torch.cat(found)
 
 
-def _of_batch(problem: Problem, steep: Tensor, enough: Tensor) -> Tensor:
-    """The same for one batch; steep: of the margins, `(N, K)`."""
-    exact = problem.exact
-    none = torch.zeros(len(problem), dtype=torch.float64)
-    here = exact.bounds(none).cpu()
-    alone = _rounded(problem, lambda slack: _beyond(problem, none, here, steep, slack))
-    left = (alone < enough).nonzero()[:, 0]
-    if not len(left):
-        return alone
-    part = problem.take(left)
-    balls = [share * alone[left] for share in SHARES]
-    margins = [part.exact.bounds(radius).cpu() for radius in balls]
-
-    def best(slack: Tensor | float) -> Tensor:
-        each = zip(balls, margins)
-        radii = [_beyond(part, ball, lowest, steep[left], slack) for ball, lowest in each]
-        return torch.stack(radii).amax(0)
-
-    alone[left] = torch.maximum(alone[left], _rounded(part, best))
-    return alone
-
-
-def _beyond(
-    problem: Problem, ball: Tensor, lowest: Tensor, steep: Tensor, slack: Tensor | float
+def _farthest(
+    problem: Problem,
+    balls: list[Tensor],
+    lowest: list[Tensor],
+    steep: Tensor,
+    slack: Tensor | float,
 ) -> Tensor:
-    """`rho + min_j (m_j - slack_j) / L_j`, 0 where a margin is not above its slack, `(N,)`."""
-    own = problem.labels[:, None]
-    spare = lowest - slack
-    above = (spare > 0).scatter(1, own, True).all(1)
-    # A row that a sample does not have is infinite, and so may be what it is divided by.
-    away = torch.where(spare == math.inf, math.inf, spare / steep)
-    radius = ball + away.scatter(1, own, math.inf).amin(1)
-    return torch.where(above, radius * INSIDE, 0.0)
-
-
-def _rounded(problem: Problem, radius: Callable[[Tensor | float], Tensor]) -> Tensor:
-    """A radius of the exact function, less what rounding may take of the margins within it.
+    """The largest `rho + min_j (m_j - slack_j) / L_j` over some balls, `(N,)`; 0 for one with a
+    margin that is not above its slack.
 
     Args:
         problem: the samples.
-        radius: the radius, given how far executed margins may be below exact ones.
+        balls: their radii rho, `(N,)` each.
+        lowest: the margins m there, `(N, K)` each.
+        steep: the products L, `(N, K)`.
+        slack: how far executed margins may be below exact ones, `(N, K)` or 0.
     """
-    far = radius(0.0)
-    slack = problem.slack(far)
-    return far if slack is None else torch.minimum(far, radius(slack))
+    own = problem.labels[:, None]
+    radii = []
+    for ball, margin in zip(balls, lowest):
+        spare = margin - slack
+        above = (spare > 0).scatter(1, own, True).all(1)
+        # A row that a sample does not have is infinite, and so may be what it is divided by.
+        away = torch.where(spare == math.inf, math.inf, spare / steep)
+        radius = ball + away.scatter(1, own, math.inf).amin(1)
+        radii.append(torch.where(above, radius * INSIDE, 0.0))
+    return torch.stack(radii).amax(0)

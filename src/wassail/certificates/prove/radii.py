@@ -9,17 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wassail import names
 from wassail.certificates import clock
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.prove.exact import EXACT_UP_TO_UNSTABLE, ExactSearch, is_small
-from wassail.certificates.prove.ladder import BallRung, BranchRung, Ladder, QuadraticRung, batch_of
-from wassail.certificates.prove.linear_search import RadiusSearch
+from wassail.certificates.prove.ladder import (
+    Attempt,
+    Ladder,
+    batch_of,
+    check_method,
+    parse_effort,
+)
 from wassail.certificates.prove.problem import Problem
 from wassail.certificates.prove.products import product_radii
+from wassail.certificates.prove.radius_search import Growth, RadiusSearch
 from wassail.certificates.prove.record import Radii
 from wassail.certificates.search.workers import Workers, crew
-from wassail.errors import InputError, instance, unknown
+from wassail.errors import InputError, instance
 from wassail.network import Model, versions
 from wassail.progress import Progress, progress_bar
 from wassail.specification import Labels
@@ -36,28 +41,8 @@ from wassail.threat import (
 )
 from wassail.transport.allocation import sample_weights
 
-STEP = 0.08  # a radius grows by this much at first, relative
-LEAST_STEP = 0.02  # from here on a failure asks for more effort instead of a smaller step
-LONGEST_STEP = 0.5
-LEAST_GAIN = 0.01  # relative: branching that is expected to bring less is left out
-# With balls: a proof takes seconds, so that the next effort comes earlier.
-BALL_STEP = 0.2
-LEAST_BALL_STEP = 0.05
-# Quadratic bounds take a sample much farther than the least branching does, so that radii grow by a
-# share of the way to the flip, and the next effort comes once that is short.
-WAY = 0.35
-SHORT_WAY = 0.1
-# Better slopes of inner bounds let radii grow by a step at once.
-SLOPES_STEP = 0.06
-LEAST_SLOPES_STEP = 0.03
-# An executed radius is taken to be the distance itself where a flip is known at most this much
-# farther away (see `Radii`). It is tried for from a little below.
-EXACT = 1e-3
-NEAR = 0.01
-METHODS = tuple(names.RADIUS_METHODS)
 TOLERANCE = 0.01  # a radius is searched until it is known to this relative precision
 SIFT = 4  # part of the time that the rounding errors at the samples take at most
-EFFORT = 2.0  # seconds of one core that a sample may take beyond linear bounds
 PROVED_AGAIN = 1 - 1e-9  # of a radius by products, so that another batch's rounding proves it, too
 
 
@@ -157,8 +142,21 @@ def radii(  # noqa: PLR0913
             seen = search.sift()
         if start is not None:
             search.resume(start)
+        if start is None or method == "crown":
+            parts = 1 if method == "crown" else 2  # more comes after it
+            with clock.limited(clock.seconds_left() / parts):
+                search.run()
+        search.note("crown")
+        search.upper = search.flip.clone()  # too far for linear bounds may not be for the rest
+        if method in ("auto", "ball"):
+            search.raise_to(product_radii(problem, search.lower) * PROVED_AGAIN)
+            search.note("products")
         ladder = Ladder(problem, method, pool=pool)
-        _run(search, ladder, method, start is not None, each)
+        if method in ("auto", "exact") and is_small(problem.graph):
+            _exactly(search, ladder, method, each)
+            search.note("exact")
+        if method != "crown":
+            _climb(search, ladder, each)
     info = _info(search, clock.now() - began, each, seen)
     known = (search.lower, search.exact, method, r, problem.domain, search.points)
     arithmetic = problem.graph.arithmetic
@@ -195,48 +193,6 @@ def _goal(eps: Number | None, order: Number | None) -> tuple[float, float] | Non
     if (eps is None) != (order is None):
         raise InputError("eps and order steer together: give both or neither.")
     return None if eps is None or order is None else (parse_eps(eps), parse_order(order))
-
-
-def check_method(method: str) -> None:
-    """One sentence for a method that is not known, or is gone."""
-    if not isinstance(method, str) or method not in (*METHODS, *names.GONE_METHODS):
-        raise unknown("method", method, METHODS)
-    if method in names.GONE_METHODS:
-        raise InputError(f"method {method!r} is gone: {names.GONE_METHODS[method]}.")
-
-
-def parse_effort(effort: Number | None, time_limit: float | None) -> float:
-    """The operations that a sample may take beyond linear bounds.
-
-    Args:
-        effort: seconds of one core, or None for the default.
-        time_limit: seconds, or None; with a limit there is no default.
-    """
-    if effort is None:
-        return EFFORT * clock.SECOND if time_limit is None else math.inf
-    seconds = number(effort, "effort")
-    if not seconds >= 0:
-        raise InputError(f"effort is {effort!r}: give seconds for each sample, at least 0.")
-    return seconds * clock.SECOND
-
-
-def _run(search: RadiusSearch, ladder: Ladder, method: str, resumed: bool, effort: float) -> None:
-    """Linear bounds and products for all samples, then the ladder where something is left."""
-    problem = search.problem
-    if not resumed or method == "crown":
-        parts = 1 if method == "crown" else 2  # more comes after it
-        with clock.limited(clock.seconds_left() / parts):
-            search.run()
-    search.note("crown")
-    search.upper = search.flip.clone()  # what was too far for linear bounds may not be for the rest
-    if method in ("auto", "ball"):
-        search.raise_to(product_radii(problem, search.lower) * PROVED_AGAIN)
-        search.note("products")
-    if method in ("auto", "exact") and is_small(problem.graph):
-        _exactly(search, ladder, method, effort)
-        search.note("exact")
-    if method != "crown":
-        _climb(search, ladder, effort)
 
 
 def _exactly(search: RadiusSearch, ladder: Ladder, method: str, effort: float) -> None:
@@ -283,184 +239,16 @@ def _climb(search: RadiusSearch, ladder: Ladder, effort: float) -> None:
             same = left[growth.level[left] == level]
             for rows in torch.split(same, ladder.batch):
                 clock.look()
-                _attempt(search, ladder, growth, rows, radius[rows], level, effort)
+                attempt = ladder.begin(rows, radius[rows])
+                search.sweeps += 1
+                ladder.climb(attempt, level, effort - search.work[rows])
+                search.take(attempt, rows)
+                _told(growth, attempt, rows, search.flip)
     search.cut |= clock.out_of_time()
 
 
-def _attempt(
-    search: RadiusSearch,
-    ladder: Ladder,
-    growth: Growth,
-    rows: Tensor,
-    radius: Tensor,
-    level: int,
-    effort: float,
-) -> None:
-    """One attempt on some samples, and what it says of their radii."""
-    attempt = ladder.begin(rows, radius, "open")
-    search.sweeps += 1
-    ladder.climb(attempt, level, effort - search.work[rows])
-    search.work[rows] += attempt.work
-    search.domains += attempt.domains
-    for k, i in enumerate(rows.tolist()):
-        proved = bool(attempt.proved[k])
-        gain = float(attempt.gain[k])
-        growth.told(i, float(radius[k]), proved, float(search.flip[i]), gain)
-        if proved:
-            search.proved_by[i] = attempt.by[k]
-            everything = search.covers(i, float(radius[k]))
-            search.lower[i] = math.inf if everything else radius[k]
-            search.open[i] &= not everything
-
-
-class Growth:
-    """The next radius and level of every sample, on the CPU.
-
-    A sample grows by a step after a proof. A failure halves the step, and from the least step on
-    asks for the next level, at the same radius, where branching goes on from the leaves that are
-    open. What a sample does depends on its own verdicts only.
-
-    Args:
-        ladder: what proves.
-        lower: radii that are proved, float64 `(N,)`.
-        far: distances of known flips, float64 `(N,)`, inf where none is known.
-        single: the only radius that is asked for, or None.
-    """
-
-    def __init__(
-        self, ladder: Ladder, lower: Tensor, far: Tensor, single: float | None = None
-    ) -> None:
-        n = len(lower)
-        self.ladder = ladder
-        self.single = single
-        self.lower = lower.clone()
-        self.linear = lower.clone()  # what linear bounds prove
-        self.level = torch.zeros(n, dtype=torch.int64)
-        self.ceiling = torch.full((n,), math.inf, dtype=torch.float64)  # failed at this level
-        self.failures = torch.zeros(n, dtype=torch.int64)  # in a row
-        self.first = BALL_STEP if ladder.balls else STEP
-        self.step = self._first_step(self.level, self.lower, far, self.first)
-
-    def radius(self, far: Tensor, start: Tensor) -> Tensor:
-        """The radius to try next, `(N,)`.
-
-        Args:
-            far: distances of known flips.
-            start: where to begin for samples without a radius.
-        """
-        if self.single is not None:
-            return torch.full_like(self.lower, self.single)
-        far = far * (1 - 1e-6)
-        grown = self.lower * (1 + self.step)
-        radius = torch.where(self.lower > 0, grown, start)
-        radius = torch.where(radius < far, radius, (self.lower + far) / 2)
-        last = self.lower >= far * (1 - NEAR)
-        return torch.where(last, far * (1 - EXACT / 2), radius)
-
-    def open(self, far: Tensor, radius: Tensor) -> Tensor:
-        """Which samples have something left to try, bool `(N,)`."""
-        far = far * (1 - 1e-6)
-        below = (self.lower < far * (1 - EXACT)) & (radius < far) & (far > 0)
-        if self.single is not None:
-            below = below & (self.lower < self.single)
-        return below & torch.isfinite(self.lower) & (self.level < len(self.ladder.levels))
-
-    def told(self, i: int, radius: float, proved: bool, far: float, gain: float = math.inf) -> None:
-        """What an attempt found for one sample.
-
-        Args:
-            i: the sample.
-            radius: that was tried.
-            proved: whether it is.
-            far: distance of its known flip.
-            gain: as in `Attempt`.
-        """
-        least = self._least_step(int(self.level[i]))
-        if proved:
-            self.lower[i] = radius
-            self.failures[i] = 0
-            self._grow(i, least, far)
-        elif self._hopeless(i, radius, gain):
-            while self._branches(int(self.level[i])):
-                self._next_level(i, torch.tensor(far, dtype=torch.float64))
-        elif self.step[i] > least and self.single is None:
-            self.ceiling[i] = radius
-            self.step[i] = self.step[i] / 2
-            self.failures[i] += 1
-        else:
-            self._next_level(i, torch.tensor(far, dtype=torch.float64))
-
-    def _grow(self, i: int, least: float, far: float) -> None:
-        """The next step of a sample after a proof.
-
-        Not to a radius that has failed at this level: half of the way there. Where that is short
-        there is more effort instead.
-        """
-        step = float(self.step[i])
-        if not self.ladder.balls:  # with balls, which are dear, a step is as long as the last one
-            step = min(2 * step, LONGEST_STEP)
-        flip = torch.tensor(far, dtype=torch.float64)
-        self.step[i] = self._first_step(self.level[i], self.lower[i], flip, step)
-        if self._has(int(self.level[i]), QuadraticRung) or self.single is not None:
-            return
-        way = float(self.ceiling[i] / self.lower[i]) - 1
-        if way > 2 * least or self.level[i] == len(self.ladder.levels) - 1:
-            self.step[i] = min(float(self.step[i]), way / 2)
-        else:
-            self._next_level(i, flip)
-            if self._has(int(self.level[i]), QuadraticRung):
-                return
-            slopes = self._has(int(self.level[i]), BranchRung, slopes=True)
-            self.step[i] = SLOPES_STEP if slopes else min(way, least)
-
-    def _next_level(self, i: int, far: Tensor) -> None:
-        """More effort for a sample, at the same radius unless quadratic bounds come or go."""
-        before = self._has(int(self.level[i]), QuadraticRung)
-        self.level[i] += 1
-        self.failures[i] = 0
-        self.ceiling[i] = math.inf
-        if before or self._has(int(self.level[i]), QuadraticRung):
-            self.step[i] = self._first_step(self.level[i], self.lower[i], far, self.first)
-
-    def _first_step(self, level: Tensor, lower: Tensor, far: Tensor, step: float) -> Tensor:
-        """How much radii grow by at first and after a proof, relative.
-
-        Args:
-            level: of the samples.
-            lower: their radii.
-            far: distances of their flips.
-            step: where that does not depend on the flip.
-        """
-        kinds = [self._has(k, QuadraticRung) for k in range(len(self.ladder.levels) + 1)]
-        quadratic = torch.tensor(kinds)[level]
-        way = WAY * (far / lower.clamp(min=1e-300) - 1)
-        way = torch.where((lower > 0) & far.isfinite(), way, 2 * step)
-        return torch.where(quadratic, way, torch.full_like(lower, step))
-
-    def _least_step(self, level: int) -> float:
-        """From here on a failure asks for more effort."""
-        if self._has(level, QuadraticRung):
-            return SHORT_WAY
-        if self._has(level, BallRung):
-            return LEAST_BALL_STEP
-        return LEAST_SLOPES_STEP if self._has(level, BranchRung, slopes=True) else LEAST_STEP
-
-    def _hopeless(self, i: int, radius: float, gain: float) -> bool:
-        """Whether more branching is not expected to bring a sample a larger radius."""
-        begun = float(self.linear[i])
-        expected = begun + gain * (radius - begun)
-        near = expected <= float(self.lower[i]) * (1 + LEAST_GAIN)
-        return near and begun > 0 and self._branches(int(self.level[i]))
-
-    def _branches(self, level: int) -> bool:
-        """Whether a level has rungs of branching only."""
-        if level >= len(self.ladder.levels):
-            return False
-        return all(isinstance(rung, BranchRung) for rung in self.ladder.levels[level])
-
-    def _has(self, level: int, kind: type, slopes: bool = False) -> bool:
-        """Whether a level has a rung of a kind, with better slopes if that is asked."""
-        if level >= len(self.ladder.levels):
-            return False
-        some = [rung for rung in self.ladder.levels[level] if isinstance(rung, kind)]
-        return any(not slopes or getattr(rung, "slopes", False) for rung in some)
+def _told(growth: Growth, attempt: Attempt, rows: Tensor, far: Tensor) -> None:
+    """Tell what an attempt says of some samples; far: the distances of flips of all samples."""
+    said = (rows, attempt.radius, attempt.proved, far[rows], attempt.gain)
+    for each in zip(*(part.tolist() for part in said)):
+        growth.told(*each)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,9 @@ from wassail.transport.picture import draw_distances
 
 # Relative, to move a boundary point to the other side.
 PUSHES = (0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 3e-4, 1e-3)
+# An executed radius is taken to be the distance itself where a flip is known at most this much
+# farther away (see `Radii`).
+EXACT = 1e-3
 STATUSES = ("proved", "falsified", "wrong", "open")
 
 
@@ -76,27 +79,8 @@ class Radii(Record):
         """
         if self.points is None:
             return None
-        flat = self.points.to(x.device)
-        start = x.detach().double()
-        pool = []
-        for push in PUSHES:
-            moved = start + (1 + push) * (flat - start)
-            moved = clip(moved, self.domain)
-            tolerance = flip_tolerance(x.dtype)
-            pool.append(
-                Flips.from_points(
-                    model,
-                    x,
-                    y,
-                    clip(moved.to(x.dtype), self.domain),
-                    self.norm,
-                    self.domain,
-                    pull_in=False,
-                    method=self.method,
-                    tolerance=tolerance,
-                )
-            )
-        return pool[0].merge(*pool[1:])
+        where = (model, x, y, self.points, PUSHES, self.norm, self.domain, self.method)
+        return flips_behind(*where, tolerance=flip_tolerance(x.dtype))
 
     def __len__(self) -> int:
         return len(self.values)
@@ -125,6 +109,46 @@ class Radii(Record):
             "histogram of the certified radii",
         )
         return card(f"Certified radii of {len(self)} samples", pairs(rows), drawn)
+
+
+def flips_behind(
+    model: Model,
+    x: Tensor,
+    y: Labels,
+    points: Tensor,
+    pushes: Sequence[float],
+    norm: float,
+    domain: Domain,
+    method: str,
+    *,
+    tolerance: float = 0.0,
+    batch_size: int | None = None,
+) -> Flips:
+    """The nearest flips among points on the rays from samples through candidates.
+
+    Args:
+        model: callable from a batch to logits.
+        x: the samples, `(N, *shape)`.
+        y: labels, or a specification.
+        points: a candidate for each, `(N, *shape)`.
+        pushes: how far beyond it points are tried, relative to its distance.
+        norm: ground norm.
+        domain: the box, or None.
+        method: the name that flips have.
+        tolerance: as in `Flips.from_points`.
+        batch_size: most samples in one call of the model.
+    """
+    start = x.detach().cpu().double()
+    step = points - start
+    options: Any = {"pull_in": False, "method": method, "tolerance": tolerance}
+    pool = []
+    for push in pushes:
+        moved = clip(start + (1 + push) * step, domain)
+        moved = clip(moved.to(x.device, x.dtype), domain)
+        pool.append(
+            Flips.from_points(model, x, y, moved, norm, domain, batch_size=batch_size, **options)
+        )
+    return pool[0].merge(*pool[1:])
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,21 +25,14 @@ from torch import Tensor
 from wassail.attacks.nearest import nearest
 from wassail.certificates import clock
 from wassail.certificates.prove.exact import is_small
-from wassail.certificates.prove.ladder import Ladder
+from wassail.certificates.prove.ladder import Ladder, parse_effort
 from wassail.certificates.prove.problem import Problem
 from wassail.certificates.prove.products import product_radii
-from wassail.certificates.prove.radii import (
-    EXACT,
-    PROVED_AGAIN,
-    TOLERANCE,
-    Growth,
-    parse_effort,
-    radii,
-)
-from wassail.certificates.prove.record import Radii
+from wassail.certificates.prove.radii import PROVED_AGAIN, TOLERANCE, radii
+from wassail.certificates.prove.radius_search import Growth
+from wassail.certificates.prove.record import EXACT, Radii, flips_behind
 from wassail.certificates.prove.verify import look_at_the_clock, watched
 from wassail.errors import InputError, instance
-from wassail.geometry import clip
 from wassail.network import Model, versions
 from wassail.progress import Progress, progress_bar
 from wassail.records import Record, check_equal
@@ -64,36 +57,27 @@ LATER = 0.05  # of what it would count below
 FAILING = 0.7  # of what an attempt promises, for each that failed before it
 CLOSE = 0.7  # of the best ratio of value and price: attempts that go along with it
 SAME = 1e-12  # accuracies that differ by less are one: only rounding tells them apart
-PUSHES = (1.0, 1.1, 1.25, 1.5)  # from the sample through a candidate, to meet a flip
+PUSHES = (0.0, 0.1, 0.25, 0.5)  # relative, beyond a candidate, to meet a flip
 
 
-class BracketReporter:
-    """Tells the caller, or a bar, how far the bracket is.
-
-    A bar shows how much of the first gap is closed.
+@contextmanager
+def bracket_bar(progress: Any) -> Iterator[Callable[[float, float], None]]:
+    """What is told the bracket whenever it moves: the caller's own function, or a bar that shows
+    how much of the first gap is closed.
     """
+    if callable(progress):
+        yield progress
+        return
+    with progress_bar(progress, "closing the bracket") as tick:
+        first = 0.0
 
-    def __init__(self, progress: Any) -> None:
-        self.progress = progress
-        self.first = 0.0
-        self.bar: Any = None
-        self.tick: Callable[[float], None] = lambda share: None
+        def told(certified: float, attacked: float) -> None:
+            nonlocal first
+            gap = attacked - certified
+            first = max(first, gap)
+            tick(1 - gap / first if first > 0 else 1.0)
 
-    def __enter__(self) -> Callable[[float, float], None]:
-        if callable(self.progress):
-            return self.progress  # type: ignore[no-any-return]
-        self.bar = progress_bar(self.progress, "closing the bracket")
-        self.tick = self.bar.__enter__()
-        return self._told
-
-    def __exit__(self, *error: Any) -> None:
-        if self.bar is not None:
-            self.bar.__exit__(*error)
-
-    def _told(self, certified: float, attacked: float) -> None:
-        gap = attacked - certified
-        self.first = max(self.first, gap)
-        self.tick(1 - gap / self.first if self.first > 0 else 1.0)
+        yield told
 
 
 class ExpectedGain:
@@ -243,7 +227,7 @@ def sandwich(  # noqa: PLR0913
     if start is not None:
         instance(start, Radii, "start is", "as ws.radii returns them")
     weights = sample_weights(mu, len(x))
-    with BracketReporter(progress) as report, clock.limited(limit):
+    with bracket_bar(progress) as report, clock.limited(limit):
         task = _Closing(model, x, y, threat, weights, arithmetic, seed, batch_size, report)
         task.begin(flips, start, whole(provers, "provers"))
         task.close(wanted, each * len(x))
@@ -548,29 +532,10 @@ class _Closing:
 
     def _follow(self, rows: Tensor, points: Tensor) -> None:
         """Flips on the rays through the points where bounds are lowest."""
-        there = rows.to(self.x.device)
-        x = self.x[there]
         some = self.problem.take(rows)
-        begin = x.double().cpu()
-        pool = []
-        for push in PUSHES:
-            moved = begin + push * (points - begin)
-            moved = clip(moved, some.domain)
-            pool.append(
-                Flips.from_points(
-                    self.model,
-                    x,
-                    some.task,
-                    clip(moved.to(x.device, x.dtype), some.domain),
-                    some.norm,
-                    some.domain,
-                    pull_in=False,
-                    method="proof",
-                    batch_size=self.batch_size,
-                )
-            )
+        where = (self.model, self.x[rows.to(self.x.device)], some.task, points, PUSHES)
+        found = flips_behind(*where, some.norm, some.domain, "proof", batch_size=self.batch_size)
         self.work += 2 * len(PUSHES) * len(rows) * self.problem.unit
-        found = pool[0].merge(*pool[1:])
         # A flip that is much farther than the one that is known starts nothing new.
         useful = (found.distances < 1.3 * self.distances[rows]).nonzero()[:, 0]
         useful = useful[self.tries[rows[useful]] < ATTACKS]

@@ -13,10 +13,9 @@ from wassail.attacks.nearest import nearest
 from wassail.certificates import clock
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.prove.exact import EXACT_UP_TO_UNSTABLE, decided_exactly, is_small
-from wassail.certificates.prove.ladder import Attempt, Ladder
+from wassail.certificates.prove.ladder import Attempt, Ladder, check_method, parse_effort
 from wassail.certificates.prove.problem import Problem
 from wassail.certificates.prove.products import product_radii
-from wassail.certificates.prove.radii import check_method, parse_effort
 from wassail.certificates.prove.record import Verdicts
 from wassail.errors import InputError, instance
 from wassail.network import Model, versions
@@ -214,7 +213,7 @@ class _Verification:
 
     def _prove(self, rows: Tensor) -> None:
         """One batch: linear bounds, a longer attack on what they leave, then the levels."""
-        attempt = self.ladder.begin(rows, self.wanted[rows], "open")
+        attempt = self.ladder.begin(rows, self.wanted[rows])
         try:
             self._note(rows, attempt)
             self._attack(rows, MORE_PASSES)

@@ -18,7 +18,7 @@ from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.relax.crown import Sweep
 from wassail.certificates.search.frontier import Part, SharedFrontier, Table
-from wassail.certificates.search.subproblems import Leaves, Subproblems
+from wassail.certificates.search.subproblems import Forest, Leaves, Subproblems
 from wassail.certificates.search.tree import Tree
 from wassail.certificates.search.workers import Pool
 
@@ -48,117 +48,67 @@ class Decided:
     leaves: Leaves | None
 
 
-def branch_margins(
+def branched(
     sweep: Sweep,
-    sample: int,
-    y: int,
-    rivals: Tensor,
-    most: int = 10**6,
-    width: int = WIDTH,
-) -> tuple[bool, int]:
-    """Whether `theta_y - theta_j > 0` on the ball of one sample of a sweep for all rivals j, and
-    how many subproblems it took.
-
-    False when the time (`clock`) or the number of subproblems runs out first.
-
-    Args:
-        sweep: of the sample's ball.
-        sample: its place in the sweep.
-        y: its label.
-        rivals: classes that are left to exclude, `(J,)`.
-        most: subproblems that may be bounded; the batch under way is finished.
-        width: subproblems that are split at once.
-    """
-    found = branch_shared(sweep, sample, y, rivals.tolist(), most, None, width)
-    return found.proved, found.count
-
-
-def branch_shared(
-    sweep: Sweep,
-    sample: int,
-    y: int,
-    rivals: list[int],
-    most: int,
-    pool: Pool | None,
-    width: int = WIDTH,
-) -> Decided:
-    """The same, with all that branching says of the sample; pool: shares the open subproblems."""
-    return _branched(sweep, [sample], [y], [rivals], [most], pool=pool, width=width)[0]
-
-
-def branch_leaves(
-    sweep: Sweep,
-    samples: list[int],
-    y: list[int],
-    rivals: list[list[int]],
+    lower: Tensor,
+    rows: list[int],
+    y: Tensor,
     most: list[int],
-    known: list[Leaves | None],
+    pool: Pool | None = None,
+    forest: Forest | None = None,
+    names: list[int] | None = None,
+    width: int = WIDTH,
 ) -> list[Decided]:
-    """Whether each of several samples of a sweep is proved, how many subproblems it took, and what
-    is left to prove where they ran out.
+    """What branching says of some samples of a sweep.
 
-    The open subproblems of all samples are bounded in one batch, the `WIDTH` worst of each: enough
+    The open subproblems of all samples are bounded in one batch, the `width` worst of each: enough
     work for a GPU. Every sample has its own tree and its own budget, so no verdict depends on the
     others. On the CPU the samples of larger networks come one after the other: there a mixed batch
     would be slower, as it has to copy lines for each of its subproblems.
 
     Args:
         sweep: of the samples' balls.
-        samples: their places in the sweep.
-        y: their labels.
-        rivals: of each, the classes that are left to exclude.
-        most: subproblems bounded for each sample; the batch under way is finished.
-        known: of each, what was left of a ball at least as large, or None.
+        lower: bounds on their margins, `(N, K)` on the CPU: rivals above 0 are excluded already.
+        rows: places of the samples in the sweep.
+        y: labels of all samples of the sweep, `(N,)` on the CPU.
+        most: subproblems that may be bounded for each sample; the batch under way is finished.
+        pool: shares the subproblems of one sample; the samples come one after the other then, and
+            begin anew.
+        forest: what earlier proofs of the samples left; what this one leaves is kept there.
+        names: of the samples in the forest.
+        width: subproblems of a sample that are split at once.
     """
-    if not samples:
-        return []
-    if sweep.graph.device == HOST and not mixes(sweep.graph):
-        each = zip(samples, y, rivals, most, known)
-        return [
-            _branched(sweep, [k], [label], [some], [count], [left])[0]
-            for k, label, some, count, left in each
-        ]
-    return _branched(sweep, samples, y, rivals, most, known)
+    apart = pool is not None or (sweep.graph.device == HOST and not mixes(sweep.graph))
+    every = list(range(len(rows)))
+    radius = sweep.balls.radius.tolist()
+    found: list[Decided] = []
+    for group in ([k] for k in every) if apart else [every] if rows else ():
+        own = [rows[k] for k in group]
+        rivals = [_rivals(lower[k], int(y[k])) for k in own]
+        left: list[Leaves | None] = [None] * len(group)
+        if forest is not None and names is not None and pool is None:
+            left = [forest.within(names[k], radius[rows[k]], most[k]) for k in group]
+        tree = Tree(sweep, own, [int(y[k]) for k in own])
+        proof = _Proof(tree, torch.tensor([most[k] for k in group]), width)
+        with suppress(clock.Late):
+            proof.enter(rivals, left)
+            proof.proceed(pool)
+        decided = proof.verdicts(keeps=pool is None)
+        found += decided
+        for k, one in zip(group, decided):
+            if forest is not None and names is not None:
+                forest.keep(names[k], radius[rows[k]], one.leaves)
+    return found
+
+
+def _rivals(lower: Tensor, y: int) -> list[int]:
+    """The classes that bounds `(K,)` on the margins of a sample leave open."""
+    return [j for j, bound in enumerate(lower.tolist()) if j != y and not bound > 0]
 
 
 def mixes(graph: Graph) -> bool:
     """Whether a network is so small that subproblems of many samples in one batch pay on a CPU."""
     return graph.operations <= MIXED
-
-
-def _branched(
-    sweep: Sweep,
-    samples: list[int],
-    y: list[int],
-    rivals: list[list[int]],
-    most: list[int],
-    known: list[Leaves | None] | None = None,
-    pool: Pool | None = None,
-    width: int = WIDTH,
-) -> list[Decided]:
-    """One tree for all samples; pool: for a single one; width: how many of each are split."""
-    tree = Tree(sweep, samples, y)
-    proof = _Proof(tree, torch.tensor(most), width)
-    proof.failed = ~torch.tensor(tree.open)  # nothing to split: the bound is what it is
-    known = known or [None] * len(samples)
-    new = [some if tree.open[k] and known[k] is None else [] for k, some in enumerate(rivals)]
-    old = {k: left for k, left in enumerate(known) if left is not None and tree.open[k]}
-    begun = False
-    first = proof.worst([])
-    with suppress(clock.Late):
-        tree.tilt([some if tree.open[k] else [] for k, some in enumerate(rivals)])
-        proof.begun(tree.roots(new), ROOT_STEPS)
-        first = proof.worst([proof.open.everything()])
-        proof.begun(tree.regrown(old, rivals), ASCENT_STEPS)
-        begun = True
-        proof.proceed(pool)
-    if not begun:  # some subproblems were never opened: no sample is proved by having none
-        proof.failed = torch.ones_like(proof.failed)
-    proof.failed[proof.open.everything().owner] = True
-    left = {} if pool is not None else proof.leaves()
-    last = proof.worst([proof.open.everything(), *proof.spent])
-    verdicts = zip((~proof.failed).tolist(), proof.count.tolist(), first.tolist(), last.tolist())
-    return [Decided(*verdict, left.get(k)) for k, verdict in enumerate(verdicts)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +124,8 @@ class _Proof(SharedFrontier[Subproblems, _Found]):
 
     failed `(S,)`: samples with a subproblem that cannot be proved, or that took too many; count
     `(S,)`: subproblems bounded, one with patience by its steps; most `(S,)`: how many may be;
-    width: of each sample, how many are split at once.
+    width: of each sample, how many are split at once; first `(S,)`: the worst bound before the
+    first split; entered: whether all subproblems that it begins with were bounded.
     """
 
     def __init__(self, tree: Tree, most: Tensor, width: int = WIDTH) -> None:
@@ -182,25 +133,50 @@ class _Proof(SharedFrontier[Subproblems, _Found]):
         self.most = most
         self.width = width
         self.count = torch.zeros_like(most)
-        self.failed = torch.zeros_like(most, dtype=torch.bool)
+        self.failed = ~torch.tensor(tree.open)  # nothing to split: the bound is what it is
+        self.entered = False
         self.open: Table[Subproblems] = Table(tree.roots([[] for _ in tree.open]), order=_in_order)
         self.out = []
-        self.spent: list[
-            Subproblems
-        ] = []  # what was open of samples when their subproblems ran out
+        self.spent: list[Subproblems] = []  # open when the subproblems of a sample ran out
+        self.first = self.worst([])
 
     @property
     def over(self) -> bool:
         """Whether the time is up, or no sample can be proved any more."""
         return clock.late() or bool(self.failed.all())
 
-    def begun(self, first: Subproblems, steps: int) -> None:
-        """The subproblems that it begins with, bounded."""
+    def enter(self, rivals: list[list[int]], known: list[Leaves | None]) -> None:
+        """Bound what it begins with: the rivals of each sample, or what was left of it, known, of a
+        ball at least as large.
+        """
+        tree = self.tree
+        open_ = [some if tree.open[k] else [] for k, some in enumerate(rivals)]
+        tree.tilt(open_)
+        new = [some if left is None else [] for some, left in zip(open_, known)]
+        self._enter(tree.roots(new), ROOT_STEPS)
+        self.first = self.worst([self.open.everything()])
+        old = {k: left for k, left in enumerate(known) if left is not None and tree.open[k]}
+        self._enter(tree.regrown(old, rivals), ASCENT_STEPS)
+        self.entered = True
+
+    def _enter(self, first: Subproblems, steps: int) -> None:
+        """Some of them, bounded."""
         if not len(first):
             return
         with self.taken(first):
             self._add(self.tree.bounded(first, steps))
         self.sift()
+
+    def verdicts(self, keeps: bool) -> list[Decided]:
+        """What is known of each sample; keeps: whether what is left of it is asked for."""
+        if not self.entered:  # some subproblems were never opened: none is proved by having none
+            self.failed = torch.ones_like(self.failed)
+        self.failed[self.open.everything().owner] = True
+        left = self.leaves() if keeps else {}
+        last = self.worst([self.open.everything(), *self.spent])
+        proved, count = (~self.failed).tolist(), self.count.tolist()
+        each = zip(proved, count, self.first.tolist(), last.tolist())
+        return [Decided(*verdict, left.get(k)) for k, verdict in enumerate(each)]
 
     def leaves(self) -> dict[int, Leaves]:
         """What is left of the samples whose subproblems ran out, by their places in the tree."""

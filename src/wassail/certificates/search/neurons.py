@@ -97,11 +97,9 @@ class Neurons:
             1, places.expand(len(flat), -1)
         )
 
-    def replaced(self, i: int, flat: Tensor, places: Tensor, values: Tensor | float) -> Tensor:
+    def replaced(self, i: int, flat: Tensor, places: Tensor, values: Tensor) -> Tensor:
         """The rows with other entries at node i's neurons: what `gathered` looks at."""
         places = places.expand(len(flat), -1)
-        if isinstance(values, float):
-            values = flat.new_full(places.shape, values)
         if i in self.ragged:
             return F.pad(flat, (0, 1)).scatter(1, places, values)[:, :-1]
         return flat.scatter(1, places, values)
@@ -114,7 +112,8 @@ class Neurons:
                 line = kind.lines[i].take(self.samples)
                 flat = [flattened(v) for v in (line.mid, line.rad, line.off, line.far)]
                 if i in self.parts:
-                    flat = [self.replaced(i, v, self.places[i], 0.0) for v in flat]
+                    own = self.places[i]
+                    flat = [self.replaced(i, v, own, v.new_zeros(own.shape)) for v in flat]
                 self.rest[kind.dtype, i] = Lines(*flat)
             store[kind.dtype, i] = self.rest[kind.dtype, i].take(rows.own)
         return store[kind.dtype, i]
@@ -200,11 +199,17 @@ class ReluGradient:
         self.above = torch.where(sign == 0, above, side * self.c - self.here)
         self.parts = self._live()
         self.top = max(self.parts, default=0)
-        self.begun = self._begun()
         self.needed = self._needed()
         last = len(self.sweep.graph.nodes) - 1
         z = of_owner(self.sweep.centre[last], rows.owner)
         y = neurons.y[rows.own]
+        # The coefficients above the last unstable neurons: no slope changes them.
+        eye = torch.eye(self.sweep.graph.outputs, dtype=self.kind.dtype, device=sign.device)
+        back = self._backward({last: eye[rows.rival] - eye[y]})
+        for i, node, w in back.neurons(last, self.top):
+            through = flattened(w) * neurons.others(self.kind, i, rows).mid
+            back.take(node, unflattened(through, node.shape))
+        self.above_top = back.weight
         own = z.gather(1, y[:, None])[:, 0]
         self.margin = own - z.expand(len(sign), -1).gather(1, rows.rival[:, None])[:, 0]
         self.size = z.abs().amax(1)
@@ -224,7 +229,7 @@ class ReluGradient:
         below = flat * self.c - self.here
         push = beta * self.sign
         found: dict[int, Tensor] = {}
-        back = self._backward(dict(self.begun))
+        back = self._backward(dict(self.above_top))
         for i, node, w in back.neurons(self.top):
             rows = flattened(w)
             through = rows * self.neurons.others(self.kind, i, self.rows).mid
@@ -296,17 +301,6 @@ class ReluGradient:
         """Coefficients on their way to the input; what the bound grows by is known at the end."""
         none = self.sign.new_zeros(len(self.sign))
         return Backward(self.sweep.graph, self.kind, weight, none, self.rows.owner, sure=False)
-
-    def _begun(self) -> dict[int, Tensor]:
-        """The coefficients above the last unstable neurons: no slope changes them."""
-        nodes = self.sweep.graph.nodes
-        eye = torch.eye(self.sweep.graph.outputs, dtype=self.kind.dtype, device=self.sign.device)
-        last = len(nodes) - 1
-        back = self._backward({last: eye[self.rows.rival] - eye[self.neurons.y[self.rows.own]]})
-        for i, node, w in back.neurons(last, self.top):
-            through = flattened(w) * self.neurons.others(self.kind, i, self.rows).mid
-            back.take(node, unflattened(through, node.shape))
-        return back.weight
 
     def _live(self) -> dict[int, slice]:
         """The nodes with unstable neurons that lead to the output, and their columns."""

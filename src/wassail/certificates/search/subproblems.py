@@ -11,7 +11,6 @@ from torch import Tensor
 
 from wassail.certificates.search.intervals import Cuts, SmoothBackward
 
-SLOPES = 1.0  # steps of the slopes of cut neurons, beside those of multipliers
 TIE = 2.0**-13  # scores that differ by less, relative to the largest, are equal
 HOSTED = ("owner", "rival", "depth", "bound", "pick")  # what is kept on the CPU
 KEPT_NUMBERS = 2**17  # numbers of a kind that are kept of a sample
@@ -119,7 +118,7 @@ class Unknowns:
         """
         found = [torch.ones_like(sizes), sizes.abs().clamp(min=1e-6)] if self.relus else []
         if self.cut and smooth is not None:
-            wide = SLOPES * smooth.held.steepness
+            wide = smooth.held.steepness
             beside = (smooth.size * smooth.held.steepest).clamp(min=1e-6)
             found += [wide, wide, beside, beside]
         return found
@@ -212,10 +211,13 @@ class Forest:
     def __init__(self) -> None:
         self.trees: dict[int, tuple[float, Leaves]] = {}
 
-    def within(self, sample: int, radius: float) -> Leaves | None:
-        """What is left of a ball, if a larger one, or the same, was tried before."""
-        known = self.trees.get(sample)
-        return known[1] if known is not None and radius <= known[0] else None
+    def within(self, sample: int, radius: float, most: int) -> Leaves | None:
+        """What is left of a ball, if a larger one, or the same, was tried before, and if to bound
+        that again leaves room for as many subproblems: else it is better to begin anew.
+        """
+        known, left = self.trees.get(sample, (-math.inf, None))
+        fits = left is not None and radius <= known and 2 * len(left.rival) <= most
+        return left if fits else None
 
     def keep(self, sample: int, radius: float, leaves: Leaves | None) -> None:
         """Keep what is left of a ball, unless it is too much."""

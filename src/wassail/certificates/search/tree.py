@@ -183,11 +183,12 @@ class Tree(Neurons):
         In parts that memory holds; the host waits for the bounds of all of them once.
         """
         part = self._together(len(subproblems))
-        rows = torch.arange(len(subproblems))
-        found = [
-            self._bounded(subproblems.take(some) if part < len(subproblems) else subproblems, steps)
-            for some in torch.split(rows, part)
-        ]
+        relus = bool(self.parts) and not self.sweep.graph.smooth
+        ascend = self._climbed if relus else self._ascended
+        found = []
+        for some in torch.split(torch.arange(len(subproblems)), part):
+            few = subproblems.take(some) if part < len(subproblems) else subproblems
+            found.append(ascend(few, steps))
         alpha, beta, value, pick = (torch.cat(v) for v in zip(*[parts[:4] for parts in found]))
         cuts = found[0][4]
         for parts in found[1:]:
@@ -196,14 +197,12 @@ class Tree(Neurons):
         order = torch.stack(place, 1).long()
         return replace(subproblems, bound=bound, pick=order, alpha=alpha, beta=beta, cuts=cuts)
 
-    def _bounded(
+    def _ascended(
         self, subproblems: Subproblems, steps: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Cuts]:
         """Slopes, multipliers, the bound, the neuron to split on, and the cuts with their slopes
         and multipliers; all where the network is.
         """
-        if self.parts and not self.sweep.graph.smooth:
-            return self._climbed(subproblems, steps)
         rows = Rows.make(self, subproblems)
         held = self._held(subproblems, rows)
         exact = of_owner(self.slope, rows.own)
