@@ -426,7 +426,7 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "_try",
         "UNIT)\n        free",
     ): "the radius is taken 1e-9 smaller, which is more than n units",
-    ("products.py", "product_radii", "slack is None"): "a question, not a number",
+    ("products.py", "product_radii", "slack is not None"): "a question, not a number",
     ("exact/constants.py", "cut", "CLOSE"): "when a node is done: its bound counts whatever it is",
     (
         "exact/constants.py",
