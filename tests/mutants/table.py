@@ -147,6 +147,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/relax/l1_vertices.py": _tests("rounding_l1_vertices"),
     "certificates/relax/slope_cones.py": _tests("rounding_slope_cones"),
     "certificates/relax/slope_cone_layer.py": _tests("rounding_slope_cones"),
+    "certificates/relax/slope_cone_windows.py": _tests("windows::pay"),
     "certificates/relax/spectral.py": _tests("rounding_spectral"),
     "certificates/relax/windows.py": _tests("windows::pay"),
     "certificates/lipschitz/kinks.py": _tests("kinks::kink"),
@@ -279,14 +280,14 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "room_of(",
     ): "how many rows go at a time, not a number of a bound",
     **dict.fromkeys(
-        (("relax/slope_cones.py", "_along", term) for term in ("2.0**-1000", "2.0**-500")),
+        (("relax/slope_cones.py", "_units", term) for term in ("2.0**-1000", "2.0**-500")),
         "for a row of zeros, which is NaN without it: then `fmin` takes eps",
     ),
     (
         "relax/slope_cones.py",
-        "_along",
+        "_moved",
         "UNIT) + self.sizes",
-    ): "two lines below the length grows by 2^-20 of itself, which is more for 2^31 neurons",
+    ): "one line below the length grows by 2^-20 of itself, which is more for 2^31 neurons",
     (
         "relax/slope_cones.py",
         "add",
@@ -319,6 +320,11 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "losses_of",
         "2.0**-20",
     ): "`terms` counts every rounding twice: more than 2^-20 of it is to spare",
+    (
+        "relax/slope_cone_windows.py",
+        "",
+        "room_of(",
+    ): "how many rows go at a time, not a number of a bound",
     ("relax/windows.py", "", "room_of("): "how many rows go at a time, not a number of a bound",
     ("relax/windows.py", "Looks.__init__", "error), -1)"): "its shape",
     ("relax/quadratic.py", "Relaxation.begun", "1e-30"): STEERS,

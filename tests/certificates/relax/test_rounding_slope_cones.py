@@ -27,8 +27,8 @@ from wassail.certificates.relax.crown import Sweep
 from wassail.certificates.relax.lines import Arithmetic, Precision, Shape
 from wassail.certificates.relax.norms import map_norm
 from wassail.certificates.relax.rows import row_dot
-from wassail.certificates.relax.slope_cone_layer import Bent, Layer, Lengths
-from wassail.certificates.relax.slope_cones import Bounded, Pulled, SlopeCones
+from wassail.certificates.relax.slope_cone_layer import Bent, Layer, Lengths, Pulled
+from wassail.certificates.relax.slope_cones import Bounded, Seen, SlopeCones
 
 INF = math.inf
 SINGLE = torch.float32
@@ -191,11 +191,11 @@ def test_bounds_apart_pay_for_their_sum(mode: str, monkeypatch: pytest.MonkeyPat
     across = -constant * (1 + 2.0**-20 * uniform(n, seed=11)) + uniform(n, seed=12)
     together = torch.full_like(constant, INF)
     found = given(2.0)
-    found.inputs = SimpleNamespace(upper=lambda a, owner: across)  # type: ignore[assignment]
+    balls: Any = SimpleNamespace(upper=lambda a, owner: across)
     monkeypatch.setattr(SlopeCones, "upper", lambda *rest: Bounded(constant, together))
     pulled = Pulled(constant, constant, constant[:, None], {})
     with rounded(mode):
-        top = found._top(pulled, ONE, 1.0, {})
+        top = found._top(pulled, ONE, 1.0, {}, Seen(balls, ONE))
     for bound, a, b in zip(*map(fractions, (top, constant, across))):
         assert bound >= a + b
 
@@ -399,7 +399,7 @@ def test_rows_pay_for_the_sum_of_their_parts(mode: str) -> None:
     for sign in (1.0, -1.0):
         with rounded(mode):
             pulled = Pulled(shift, spread, zero, {2: zero})
-            bound = found.upper(pulled, zero, zero[:, 0], ONE, sign, {})
+            bound = found.upper(pulled, zero, zero[:, 0], ONE, sign, {}, {})
         parts = (sign * shift, spread, own, rate, bound.constant, bound.together)
         length = Fraction(float(eps))
         for a, b, c, d, constant, together in zip(*map(fractions, parts)):
@@ -424,7 +424,7 @@ def test_rows_and_layers_together(norm: float, mode: str) -> None:
     with rounded(mode):
         across = torch.full_like(none, 1e9)  # no wall
         pulled = Pulled(none, none, a, {2: none[:, None]})
-        bound = found.upper(pulled, a, across, ONE, 1.0, {2: along})
+        bound = found.upper(pulled, a, across, ONE, 1.0, {2: along}, {})
     radius = Fraction(1 / 3)
     length = Fraction(float(eps))
     for row, slope, ahead, top in zip(*map(fractions, (a, rate, along, bound.together))):

@@ -67,6 +67,31 @@ def test_windows_give_the_bounds_of_whole_images(
         assert torch.allclose(one, third, rtol=1e-6, atol=1e-6 * float(wide))
 
 
+@pytest.mark.parametrize("samples", [1, 3])
+def test_lengths_of_rows_in_windows_are_those_of_whole_images(
+    samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What slope cones make of the rows of the second convolution, up to rounding."""
+    graph = read(network(nn.ReLU()), SHAPE)
+    x = torch.rand(samples, *SHAPE, generator=torch.Generator().manual_seed(1))
+    x[:, :, :4] = 0.0
+    radius = torch.full((samples,), RADII[2.0], dtype=torch.float64)
+    balls = Balls.make(x, radius, 2.0, (0.0, 1.0))
+    found = Sweep(graph, balls).run().cones
+    with monkeypatch.context() as patch:
+        patch.setattr(crown.Windows, "of", lambda *given: None)
+        whole = Sweep(graph, balls).run().cones
+    assert found is not None and whole is not None
+    seen, other = (cones.layers[max(cones.layers)] for cones in (found, whole))
+    assert torch.isfinite(seen.eps).all() and seen.direct.all() and list(seen.links) == [2]
+    for one, two in (
+        (seen.eps, other.eps),
+        (seen.links[2], other.links[2]),
+        (seen.rest, other.rest),
+    ):
+        assert torch.allclose(one, two, rtol=1e-5)
+
+
 @pytest.mark.parametrize("norm", [1.0, 2.0, math.inf])
 def test_no_point_of_a_ball_leaves_the_spans(norm: float) -> None:
     """Random points and corners, and the points that gradients lead to."""
@@ -128,6 +153,11 @@ def test_windows_pay_for_the_errors_of_their_own_convolution() -> None:
         looks = Looks(windows, j, kind, sweep.balls, slice(0, 1))
         assert (looks.between(owner, place)[1] >= apart).all()
         assert (looks.above(owner, place)[: len(place)] >= apart).all()
+    cones = Sweep(graph, Balls.make(x, torch.zeros(1).double(), 2.0, None)).run().cones
+    assert cones is not None
+    view = cones._view(j, 0, 1)
+    assert view is not None
+    assert (cones._between(view.pull(owner, place), owner, place, view)[1] >= apart).all()
 
 
 def test_where_there_are_no_windows() -> None:

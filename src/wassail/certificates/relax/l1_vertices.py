@@ -34,8 +34,8 @@ from wassail.certificates.graph.maps import laid_out
 from wassail.certificates.graph.support import fill_one
 from wassail.certificates.relax.lines import Arithmetic, Shape, rounding_of
 from wassail.certificates.relax.rows import flattened, narrow_to
-from wassail.certificates.relax.slope_cone_layer import Slanted, always
-from wassail.certificates.relax.slope_cones import Bounded, Pulled, SlopeCones
+from wassail.certificates.relax.slope_cone_layer import Pulled, Slanted, always
+from wassail.certificates.relax.slope_cones import Bounded, SlopeCones
 from wassail.rounding import UNIT
 
 if TYPE_CHECKING:

@@ -22,6 +22,30 @@ from wassail.rounding import UNIT
 
 
 @dataclass(frozen=True, eq=False)
+class Gram:
+    """`A A^T` of the rows a of some samples, over the square of scale, `(samples, m, m)`; scale:
+    `(samples,)`; off: what it is off by, in units of its trace.
+    """
+
+    values: Tensor
+    scale: Tensor
+    off: float
+
+
+@dataclass(frozen=True, eq=False)
+class Pulled:
+    """`<row, d>` lies in `shift +- spread + <a, d_0> + sum_k <bent_k, e_k / root_k>`; a is 0 for
+    inputs that cannot move. gram: of a, where it is known.
+    """
+
+    shift: Tensor
+    spread: Tensor
+    a: Tensor
+    bent: dict[int, Tensor]
+    gram: Gram | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Slanted:
     """An activation as rows go through it: slopes mid, and off +- far, paid for every neuron, `(N,
     *shape)` each.
@@ -107,30 +131,34 @@ class Layer:
     links: dict[int, Tensor]
     rest: Tensor
 
-    def reach(self, bent: Tensor, owner: Tensor) -> Span:
+    def reach(self, bent: Tensor, owner: Tensor, box: Span | None = None) -> Span:
         """`<b, e>` is at most `fixed + rate N`, for every length N of `e / root`: `(R,)` each,
         rounded up, the best for N = eps; any level gives such a pair.
 
         A coefficient is the sum of two, at least 0 both: one is paid by the ball, the other by the
-        box.
+        box. box: down and up of the coefficients, where they are no whole rows.
         """
-        down = of_owner(self.bent.down, owner)
-        up = of_owner(self.bent.up, owner)
-        if self.bent.columns is not None and len(owner) == 1:
-            kept = self.bent.columns[int(owner)]
-            down = down[:, kept]
-            up = up[:, kept]
+        down, up = box or self._box(owner)
         # A little less, so that where ball and box are equally large the ball is taken.
         eps = self.eps.amax(1)[owner].expand(len(bent)) * (1 - 2.0**-20)
         size = bent.abs()
         room = torch.where(bent > 0, up, down)
         level = filling_step(size, room, torch.zeros_like(eps), eps)[:, None]
         ball = torch.minimum(size, room / level)
-        box = (size - ball).clamp(min=0)
+        rest = (size - ball).clamp(min=0)
         slack = 1 + (size.shape[1] + 32) * UNIT
         # Where the ball and the box do not add up to the coefficient: by a rounding of it.
-        fixed = (box * room).sum(1) + 4 * UNIT * (size * room).sum(1)
+        fixed = (rest * room).sum(1) + 4 * UNIT * (size * room).sum(1)
         return fixed * slack, rounding.length(ball, 2, 1) * slack
+
+    def _box(self, owner: Tensor) -> Span:
+        """Down and up of whole rows."""
+        down = of_owner(self.bent.down, owner)
+        up = of_owner(self.bent.up, owner)
+        if self.bent.columns is None or len(owner) > 1:
+            return down, up
+        kept = self.bent.columns[int(owner)]
+        return down[:, kept], up[:, kept]
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,8 +24,8 @@ the price is about that of CROWN's own substitution. `docs/theory.md`, section 7
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,11 +35,13 @@ from wassail import rounding
 from wassail.certificates import clock
 from wassail.certificates.graph.maps import laid_out
 from wassail.certificates.relax.backward import Backward, unit_rows
+from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.chunks import room_of
 from wassail.certificates.relax.lines import Arithmetic, Shape
 from wassail.certificates.relax.norms import map_norm
 from wassail.certificates.relax.reach import UP
 from wassail.certificates.relax.rows import (
+    Span,
     flattened,
     narrow_to,
     of_owner,
@@ -48,13 +50,17 @@ from wassail.certificates.relax.rows import (
 )
 from wassail.certificates.relax.slope_cone_layer import (
     Bent,
+    Gram,
     Layer,
     Lengths,
+    Pulled,
     Slanted,
     flattened_root,
     losses_of,
 )
+from wassail.certificates.relax.slope_cone_windows import ConeWindows
 from wassail.certificates.relax.spectral import gram_norms, matrix_norms
+from wassail.certificates.relax.windows import Windows
 from wassail.rounding import UNIT
 
 if TYPE_CHECKING:
@@ -67,30 +73,6 @@ ALIKE = 0.7  # lengths by matrices are taken below the others divided by this
 
 
 @dataclass(frozen=True, eq=False)
-class Gram:
-    """`A A^T` of the rows a of some samples, over the square of scale, `(samples, m, m)`; scale:
-    `(samples,)`; off: what it is off by, in units of its trace.
-    """
-
-    values: Tensor
-    scale: Tensor
-    off: float
-
-
-@dataclass(frozen=True, eq=False)
-class Pulled:
-    """`<row, d>` lies in `shift +- spread + <a, d_0> + sum_k <bent_k, e_k / root_k>`; a is 0 for
-    inputs that cannot move. gram: of a, where it is known.
-    """
-
-    shift: Tensor
-    spread: Tensor
-    a: Tensor
-    bent: dict[int, Tensor]
-    gram: Gram | None = None
-
-
-@dataclass(frozen=True, eq=False)
 class Bounded:
     """`<row, d> <= constant + <a, d_0>` and `<row, d> <= together` on the balls, `(R,)` each,
     rounded up.
@@ -98,6 +80,17 @@ class Bounded:
 
     constant: Tensor
     together: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What rows of coefficients see: balls, and which of them is each row's; boxes: layer -> down
+    and up of the row's coefficients there, where those are no whole rows.
+    """
+
+    balls: Balls
+    owner: Tensor
+    boxes: Mapping[int, Span] = field(default_factory=dict)
 
 
 class SlopeCones:
@@ -153,7 +146,8 @@ class SlopeCones:
             open_ = low < high
         lengths = open_.sum(1)
         counts = lengths.tolist()
-        places = torch.nonzero_static(open_, size=sum(counts))[:, 1]
+        order = _by_neighbours(node.shape, low.device)
+        places = order[torch.nonzero_static(open_[:, order], size=sum(counts))[:, 1]]
         known = self._known[i] = Lengths.nothing(open_.reshape(-1, *node.shape), self.inputs)
         begun = 0
         for first, after in _groups(counts, self.together(j)):
@@ -168,7 +162,8 @@ class SlopeCones:
                 continue
             part = torch.arange(first, after, device=low.device)
             owner, place, there = _padded(own, lengths[first:after], part, most)
-            pulled = self._narrowed(j, owner, place, low, high, keep)
+            view = self._view(j, first, after)
+            pulled = self._narrowed(j, owner, place, low, high, keep, view)
             if pulled is None:
                 continue
             shape = self._shape(i, part, low, high)
@@ -195,20 +190,40 @@ class SlopeCones:
             high[part].reshape(shape),
         )
 
+    def _view(self, j: int, first: int, after: int) -> ConeWindows | None:
+        """What rows of node j see of some samples, where each of them reads a window only."""
+        windows = Windows.of(self.graph, j) if self.balls.norm == 2 else None
+        if windows is None or self.graph.curved or windows.act not in self.layers:
+            return None
+        bent = self.layers[windows.act].bent
+        return ConeWindows(windows, j, self.kind, bent, self.balls, slice(first, after))
+
     def _narrowed(
-        self, j: int, owner: Tensor, place: Tensor, low: Tensor, high: Tensor, keep: bool
+        self,
+        j: int,
+        owner: Tensor,
+        place: Tensor,
+        low: Tensor,
+        high: Tensor,
+        keep: bool,
+        view: ConeWindows | None,
     ) -> Pulled | None:
         """Bounds on some entries of node j; and their rows, if they are kept."""
         kept: list[Pulled] = []
-        for part in torch.split(torch.arange(len(place), device=place.device), self.together(j)):
+        step = self.together(j) if view is None else view.together
+        for part in torch.split(torch.arange(len(place), device=place.device), step):
+            clock.look()
             mine = owner if len(owner) == 1 else owner[part]
-            pulled = self.pull_units(j, place[part], mine)
+            if view is None:
+                pulled = self.pull_units(j, place[part], mine)
+            else:
+                self.rows += len(part)
+                pulled = view.pull(mine, place[part])
             if self.layers:
-                along = self._along(pulled.a, mine)
-                top, bottom = (self._top(pulled, mine, sign, along) for sign in (1.0, -1.0))
-                narrow_to(low, high, mine, place[part], -bottom, top)
+                bottom, top = self._between(pulled, mine, place[part], view)
+                narrow_to(low, high, mine, place[part], bottom, top)
             if keep:
-                kept.append(pulled)
+                kept.append(pulled if view is None else view.whole(pulled, place[part]))
         if not kept:
             return None
         bent = {k: torch.cat([p.bent[k] for p in kept]) for k in kept[0].bent}
@@ -216,11 +231,28 @@ class SlopeCones:
         shift, spread, a = (torch.cat(values) for values in parts)
         return Pulled(shift, spread, a, bent)
 
-    def _top(self, pulled: Pulled, owner: Tensor, sign: float, along: dict[int, Tensor]) -> Tensor:
+    def _between(
+        self, pulled: Pulled, owner: Tensor, place: Tensor, view: ConeWindows | None
+    ) -> Span:
+        """`<row, d>` lies between these, `(R,)` each; place: of the rows."""
+        if view is None:
+            along = self._along(pulled.a, owner)
+            seen = Seen(self.inputs, owner)
+        else:
+            window = view.window(owner, place)
+            seen = Seen(view.balls, window, {view.act: view.box(window)})
+            length = view.length(_units(pulled.a), window)
+            along = {view.act: self._moved(view.act, length, owner, {})}
+        top, bottom = (self._top(pulled, owner, sign, along, seen) for sign in (1.0, -1.0))
+        return -bottom, top
+
+    def _top(
+        self, pulled: Pulled, owner: Tensor, sign: float, along: dict[int, Tensor], seen: Seen
+    ) -> Tensor:
         """`sign <row, d>` is at most this, `(R,)`."""
         a = sign * pulled.a
-        across = self.inputs.upper(a, owner)
-        found = self.upper(pulled, a, across, owner, sign, along)
+        across = seen.balls.upper(a, seen.owner)
+        found = self.upper(pulled, a, across, owner, sign, along, seen.boxes)
         apart = found.constant + across
         return torch.fmin(apart + 2 * UNIT * apart.abs(), found.together)
 
@@ -304,11 +336,7 @@ class SlopeCones:
             return {}
         nodes = self.graph.nodes
         exact = self.exact
-        radius = self.balls.radius[owner].expand(len(a))
-        # Scaled first: the square of a length may not overflow or vanish.
-        unit = a.double()
-        unit = unit / unit.abs().amax(1, keepdim=True).clamp(min=2.0**-1000)
-        unit = unit / torch.linalg.vector_norm(unit, dim=1, keepdim=True).clamp(min=2.0**-500)
+        unit = _units(a)
         value = {0: laid_out(unflattened(unit, nodes[0].shape))}
         found: dict[int, Tensor] = {}
         last = max(self.layers)
@@ -317,23 +345,37 @@ class SlopeCones:
             if node.map is not None:
                 value[i] = exact.maps[i].forward(*(value[j] for j in node.inputs))
             elif i in self.layers:
-                layer = self.layers[i]
+                bent = self.layers[i].bent
                 j = node.inputs[0]
-                root = of_owner(layer.bent.root, owner)
-                moved = rounding.length(flattened(value[j]) * root, 2, 1)
-                # The rounding of this pass, and of the rows that it stands for.
-                moved = moved * (1 + (node.size + 16) * UNIT) + self.sizes[j] * root.amax(1)
-                moved = moved * radius * (1 + 2.0**-20)
-                floors = self.kind.floors[j][owner] * math.sqrt(node.size) * root.amax(1)
-                for k, norms in layer.links.items():
-                    moved = moved + norms[owner] * found[k]
-                moved = moved + floors + layer.rest[owner]
-                moved = moved * (1 + (len(layer.links) + 16) * UNIT)
-                eps = layer.eps[:, 0][owner].expand(len(a))
-                # Less than eps may be said: that is the length for every deviation of the ball.
-                found[i] = torch.where(layer.direct[owner], torch.fmin(moved, eps), eps)
-                value[i] = value[j] * of_owner(layer.bent.mid, owner).double()
+                moved = rounding.length(flattened(value[j]) * of_owner(bent.root, owner), 2, 1)
+                found[i] = self._moved(i, moved, owner, found)
+                value[i] = value[j] * of_owner(bent.mid, owner).double()
         return found
+
+    def _moved(self, i: int, length: Tensor, owner: Tensor, found: dict[int, Tensor]) -> Tensor:
+        """`||sqrt(k) t||_2` of layer i for deviations of length `radius`, `(R,)`, from above.
+
+        Args:
+            i: the layer.
+            length: what a forward pass gave for deviations of length 1.
+            owner: of the rows.
+            found: the same of the layers before.
+        """
+        layer = self.layers[i]
+        node = self.graph.nodes[i]
+        j = node.inputs[0]
+        most = layer.bent.root.amax(1)[owner]
+        # The rounding of that pass, and of the rows that it stands for.
+        moved = length * (1 + (node.size + 16) * UNIT) + self.sizes[j] * most
+        moved = moved * self.balls.radius[owner] * (1 + 2.0**-20)
+        for k, norms in layer.links.items():
+            moved = moved + norms[owner] * found[k]
+        floors = self.kind.floors[j][owner] * math.sqrt(node.size) * most
+        moved = moved + floors + layer.rest[owner]
+        moved = moved * (1 + (len(layer.links) + 16) * UNIT)
+        eps = layer.eps[:, 0][owner].expand(len(length))
+        # Less than eps may be said: that is the length for every deviation of the ball.
+        return torch.where(layer.direct[owner], torch.fmin(moved, eps), eps)
 
     def _off(self, j: int) -> Tensor | None:
         """`d_j = W d_0 + e`: the length of e is at most this, `(N,)`; None if several nodes meet on
@@ -425,6 +467,7 @@ class SlopeCones:
         owner: Tensor,
         sign: float,
         along: dict[int, Tensor],
+        boxes: Mapping[int, Span],
     ) -> Bounded:
         """Bounds on `sign <row, d>`.
 
@@ -435,6 +478,7 @@ class SlopeCones:
             owner: the sample of each, or of all.
             sign: 1 or -1.
             along: what `_along` found.
+            boxes: of a layer, down and up of the coefficients, where rows hold a part of them.
         """
         balls = self.inputs
         fixed = sign * pulled.shift + pulled.spread
@@ -444,7 +488,7 @@ class SlopeCones:
         vertices = torch.zeros(1, dtype=fixed.dtype, device=fixed.device)
         for k, bent in pulled.bent.items():
             layer = self.layers[k]
-            own, rate = layer.reach(sign * bent, owner)
+            own, rate = layer.reach(sign * bent, owner, boxes.get(k))
             fixed = fixed + own
             size = size + own
             eps = layer.eps.amax(1)[owner].expand(len(rate))
@@ -494,8 +538,33 @@ class SlopeCones:
         pulled = self.pull(last, rows.to(self.kind.dtype), owner)
         across = self.inputs.upper(pulled.a, owner)
         along = self._along(pulled.a, owner)
-        found = self.upper(pulled, pulled.a, across, owner, 1.0, along)
+        found = self.upper(pulled, pulled.a, across, owner, 1.0, along, {})
         return found, pulled.a.double(), across
+
+
+def _units(a: Tensor) -> Tensor:
+    """Rows of length 1 along rows `(R, n)`, in float64."""
+    # Scaled first: the square of a length may not overflow or vanish.
+    unit = a.double()
+    unit = unit / unit.abs().amax(1, keepdim=True).clamp(min=2.0**-1000)
+    length: Tensor = torch.linalg.vector_norm(unit, dim=1, keepdim=True).clamp(min=2.0**-500)
+    return unit / length
+
+
+def _by_neighbours(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """The entries of a node, pixels of an image along a Z-curve: few neighbouring rows read few
+    pixels of the layers before.
+    """
+    every = torch.arange(math.prod(shape), device=device)
+    if len(shape) != 3:
+        return every
+    wide = shape[2]
+    down = every // wide % shape[1]
+    across = every % wide
+    key = torch.zeros_like(every)
+    for bit in range(max(shape[1], wide).bit_length()):
+        key = key + ((down >> bit & 1) << 2 * bit + 1) + ((across >> bit & 1) << 2 * bit)
+    return key.argsort(stable=True)
 
 
 def _groups(counts: list[int], most: int) -> Iterator[tuple[int, int]]:

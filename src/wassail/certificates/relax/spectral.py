@@ -14,6 +14,8 @@ from wassail.rounding import UNIT
 KRYLOV_STEPS = 16  # of Lanczos' method
 SQUARINGS = 12  # of a matrix whose largest eigenvalue is to stand out
 NOTHING_NEW = 1e-8  # of an image: what is left of it beside the vectors before
+# Rows of a Gram matrix that are made together: neighbours in an image share their columns.
+BLOCK = 32
 # of its result, of which a Cholesky factor proves one
 FACTORS = (1 + 1e-9, 1.001, 1.01, 1.03, 1.1, 1.5)
 
@@ -29,9 +31,28 @@ def matrix_norms(a: Tensor) -> Tensor:
     a = a if a.shape[1] <= a.shape[2] else a.mT
     m, n = a.shape[1:]
     clock.look()
-    found = gram_norms(a @ a.mT, (m + n + 64) * 4 * UNIT) * scale
+    found = gram_norms(_products(a), (m + n + 64) * 4 * UNIT) * scale
     # Entries that are smaller than that are as long as this together.
     return found + (largest < scale).double() * (math.sqrt(m * n) * 2.0**-1000)
+
+
+def _products(a: Tensor) -> Tensor:
+    """`A A^T` of matrices `(N, m, n)`. Columns in which a block of rows is 0 are left out of its
+    products; a device would have to be asked for them.
+    """
+    m = a.shape[1]
+    if m <= BLOCK or a.device != HOST:
+        return a @ a.mT
+    gram = a.new_empty(len(a), m, m)
+    for own, rows in zip(gram, a):
+        columns = rows.T.contiguous()
+        for first in range(0, m, BLOCK):
+            after = first + BLOCK
+            seen = (rows[first:after] != 0).any(0).nonzero()[:, 0]
+            some = columns[:, first:].index_select(0, seen)
+            own[first:after, first:] = some[:, :BLOCK].T @ some
+            own[first:, first:after] = own[first:after, first:].T
+    return gram
 
 
 def gram_norms(gram: Tensor, off: float) -> Tensor:

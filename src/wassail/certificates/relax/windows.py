@@ -62,8 +62,10 @@ class Windows:
     before it.
 
     kernel: `(out, C kh kw)`; matrix: `(C kh kw, C0 h w)`, of the transpose of the first
-    convolution on a window; inner, outer: how the activation and the input are cut; act: the
-    activation between both; shape: of the input.
+    convolution on a window; inner, outer: how the activation and the input are cut; around: how the
+    activation is cut for all that an outer window is read by; forward: `(C0 h w, C eh ew)`, the
+    first convolution from an outer window to that; act: the activation between both; shape: of the
+    input.
     """
 
     act: int
@@ -71,6 +73,8 @@ class Windows:
     matrix: Tensor
     inner: Cut
     outer: Cut
+    around: Cut
+    forward: Tensor
     shape: tuple[int, ...]
 
     @classmethod
@@ -102,6 +106,20 @@ class Windows:
         tall, wide = second.weight.shape[2:]
         (down, across), (below, beside) = first.stride, second.stride
         (top, left), (rim, side) = first.padding, second.padding
+        # A pixel is read from up to so many places before that of the window's corner.
+        spans = [d * (k - 1) for d, k in zip(first.dilation, first.weight.shape[2:])]
+        early, left_of = (far // step for far, step in zip(spans, first.stride))
+        size = image[0].numel()
+        one = torch.eye(size, dtype=torch.float64, device=kernel.device)
+        one = one.reshape(-1, *image.shape[1:])
+        late = [(n - 1) // step for n, step in zip(image.shape[2:], first.stride)]
+        after = [
+            step * far + span + 1 - n
+            for step, far, span, n in zip(first.stride, late, spans, image.shape[2:])
+        ]
+        one = F.pad(one, (left_of * across, after[1], early * down, after[0]))
+        with plain(kernel.device):
+            seen = F.conv2d(one, first.weight, None, first.stride, dilation=first.dilation)
         return cls(
             act,
             kernel,
@@ -113,6 +131,8 @@ class Windows:
                 (down * below, across * beside),
                 (rim * down + top, side * across + left),
             ),
+            Cut(grid, (seen.shape[2], seen.shape[3]), second.stride, (rim + early, side + left_of)),
+            seen.flatten(1),
             first.shape,
         )
 
