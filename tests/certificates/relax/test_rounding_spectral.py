@@ -59,3 +59,14 @@ def test_matrices_without_and_with_next_to_nothing() -> None:
     exact = 2 * Fraction(2) ** -2148
     assert Fraction(float(matrix_norms(least))) ** 2 >= exact
     assert math.isnan(float(matrix_norms(torch.full((1, 2, 2), math.inf, dtype=DOUBLE))))
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 33, 40), (2, 32, 32), (3, 70, 100), (2, 90, 64), (1, 96, 96)]
+)
+def test_products_of_blocks_are_all_products(shape: tuple[int, int, int]) -> None:
+    """Rows that are 0 in most columns, as those of a convolution, in and out of order."""
+    a = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    far = torch.arange(shape[1])[:, None] - torch.arange(shape[2])
+    for rows in (a, torch.where(far.abs() < 9, a, 0.0), torch.where(far % 7 == 0, a, 0.0)):
+        assert torch.allclose(spectral._products(rows), rows @ rows.mT, rtol=1e-12, atol=1e-12)

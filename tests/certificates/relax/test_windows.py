@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from wassail.certificates.graph.graph import Graph, Relu, Smooth
 from wassail.certificates.graph.reader import read
-from wassail.certificates.relax import crown
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep
-from wassail.certificates.relax.windows import Looks, Windows
+from wassail.certificates.relax.windows import InputLooks, InputWindows, Looks, Windows
 
 SHAPE = (2, 12, 11)
 RADII = {1.0: 0.6, 2.0: 0.2, math.inf: 0.03}
@@ -59,12 +58,35 @@ def test_windows_give_the_bounds_of_whole_images(
         patch.setattr("wassail.certificates.relax.chunks.CHUNK", 1)
         alone = spans(graph, x, norm)
     with monkeypatch.context() as patch:
-        patch.setattr(crown.Windows, "of", lambda *given: None)
+        patch.setattr(Windows, "of", lambda *given: None)
         whole = spans(graph, x, norm)
     wide = (whole[1] - whole[0]).max()
     for one, other, third in zip(found, whole, alone):
         assert torch.allclose(one, other, rtol=1e-6, atol=1e-6 * float(wide))
         assert torch.allclose(one, third, rtol=1e-6, atol=1e-6 * float(wide))
+
+
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("norm", [1.0, 2.0])
+def test_windows_of_the_input_give_the_bounds_of_whole_images(
+    norm: float, dilation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the first convolution, up to the slack for rounding in float32."""
+    net = network(nn.ReLU())
+    net[0].dilation = (dilation, 1)
+    net[0].padding = (1 + dilation, 1)
+    graph = read(net, SHAPE)
+    x = torch.rand(3, *SHAPE, generator=torch.Generator().manual_seed(1))
+    x[:, :, :4] = 0.0  # at a wall
+    balls = Balls.make(x, torch.full((3,), RADII[norm], dtype=torch.float64), norm, (0.0, 1.0))
+    assert InputWindows.at(graph, 1) is not None and InputWindows.at(graph, 2) is None
+    found = Sweep(graph, balls).run().spans[1]
+    with monkeypatch.context() as patch:
+        patch.setattr(InputWindows, "at", lambda *given: None)
+        whole = Sweep(graph, balls).run().spans[1]
+    wide = float((whole[1] - whole[0]).max())
+    for one, other in zip(found, whole):
+        assert torch.allclose(one, other, rtol=1e-6, atol=1e-6 * wide)
 
 
 @pytest.mark.parametrize("samples", [1, 3])
@@ -79,7 +101,7 @@ def test_lengths_of_rows_in_windows_are_those_of_whole_images(
     balls = Balls.make(x, radius, 2.0, (0.0, 1.0))
     found = Sweep(graph, balls).run().cones
     with monkeypatch.context() as patch:
-        patch.setattr(crown.Windows, "of", lambda *given: None)
+        patch.setattr(Windows, "of", lambda *given: None)
         whole = Sweep(graph, balls).run().cones
     assert found is not None and whole is not None
     seen, other = (cones.layers[max(cones.layers)] for cones in (found, whole))
@@ -153,6 +175,16 @@ def test_windows_pay_for_the_errors_of_their_own_convolution() -> None:
         looks = Looks(windows, j, kind, sweep.balls, slice(0, 1))
         assert (looks.between(owner, place)[1] >= apart).all()
         assert (looks.above(owner, place)[: len(place)] >= apart).all()
+    first = InputWindows.at(graph, 1)
+    assert first is not None
+    start = torch.arange(graph.nodes[1].size)
+    small = replace(graph, nodes=graph.nodes[:2])  # where the errors of node 1 are still its own
+    alone = Sweep(small, Balls.make(x, torch.zeros(1).double(), math.inf, None)).run()
+    shifted = (net[0].double()(x) * off).detach().abs().flatten()
+    for kind in (alone.fast, alone.exact):
+        sees = InputLooks(first, 1, kind, alone.balls, slice(0, 1))
+        assert (sees.between(torch.zeros_like(start), start)[1] >= shifted).all()
+        assert (sees.above(torch.zeros_like(start), start) >= shifted.repeat(2)).all()
     cones = Sweep(graph, Balls.make(x, torch.zeros(1).double(), 2.0, None)).run().cones
     assert cones is not None
     view = cones._view(j, 0, 1)

@@ -80,7 +80,7 @@ from wassail.certificates.relax.rows import (
 )
 from wassail.certificates.relax.slope_cones import SlopeCones
 from wassail.certificates.relax.substitution import Substitution
-from wassail.certificates.relax.windows import Looks, Windows
+from wassail.certificates.relax.windows import InputWindows, windows_of
 from wassail.errors import InputError
 from wassail.rounding import UNIT
 from wassail.threat import Domain, dual
@@ -407,7 +407,7 @@ class Sweep(Substitution):
         self.tight.add(j)
         low, high = (side.flatten(1).clone() for side in self.spans[j])
         smooth = any(user.smooth for user in users)
-        windows = None if spread is not None else Windows.of(self.graph, j)
+        windows = None if spread is not None else windows_of(self.graph, j)
         # Before the first line or plane all bounds are exact.
         if not smooth and (self.fast.lines or self.fast.planes):
             self._screened(j, low, high, windows)
@@ -416,7 +416,7 @@ class Sweep(Substitution):
             left = torch.zeros_like(left)
         if windows is not None and not self.steps:
             for some, owner, place in windows.groups(left):
-                looks = Looks(windows, j, self.exact, self.balls, some)
+                looks = windows.looks(j, self.exact, self.balls, some)
                 upper = looks.above(owner, place)
                 narrow_to(low, high, owner, place, -upper[len(place) :], upper[: len(place)])
                 self.taken += 2 * len(place)
@@ -430,12 +430,12 @@ class Sweep(Substitution):
         """Numbers of one row on its way from node j."""
         return max(node.size for node in self.graph.nodes[: j + 1])
 
-    def _screened(self, j: int, low: Tensor, high: Tensor, windows: Windows | None) -> None:
+    def _screened(self, j: int, low: Tensor, high: Tensor, windows: InputWindows | None) -> None:
         """Spans of node j, `(N, size)`, narrowed in place with parallel lines in float32."""
         open_ = self.values.open_entries(j, low, high)
         if windows is not None:
             for some, owner, place in windows.groups(open_):
-                looks = Looks(windows, j, self.parallel, self.balls, some)
+                looks = windows.looks(j, self.parallel, self.balls, some)
                 narrow_to(low, high, owner, place, *looks.between(owner, place))
                 self.taken += len(place)
             return

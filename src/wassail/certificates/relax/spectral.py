@@ -51,7 +51,7 @@ def _products(a: Tensor) -> Tensor:
             seen = (rows[first:after] != 0).any(0).nonzero()[:, 0]
             some = columns[:, first:].index_select(0, seen)
             own[first:after, first:] = some[:, :BLOCK].T @ some
-            own[first:, first:after] = own[first:after, first:].T
+            own[after:, first:after] = own[first:after, after:].T
     return gram
 
 

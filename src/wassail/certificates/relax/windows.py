@@ -1,5 +1,5 @@
-"""Bounds on the entries of a convolution that sees the input through one activation and one more
-convolution: each of them reads a window.
+"""Bounds on the entries of a convolution of the input, or of one that sees the input through one
+activation and one more convolution: each of them reads a window.
 
 A substitution through whole images multiplies zeros: an entry of the second convolution of a
 network reads some 4 x 4 pixels of the first one, and those some 10 x 10 pixels of the input. Here
@@ -57,7 +57,87 @@ class Cut:
 
 
 @dataclass(frozen=True, eq=False)
-class Windows:
+class InputWindows:
+    """A convolution of the input: an entry reads a window of it.
+
+    kernel: `(out, C0 h w)`, what a row becomes, for each channel; outer: how the input is cut;
+    shape: of the input.
+    """
+
+    kernel: Tensor
+    outer: Cut
+    shape: tuple[int, ...]
+
+    @classmethod
+    def at(cls, graph: Graph, j: int) -> InputWindows | None:
+        """For node j; None where it is no such convolution, or where a window is no smaller than
+        half of the image.
+        """
+        node = graph.nodes[j]
+        first = None if node.map is None else node.map.window
+        if node.map is None or first is None or node.inputs != (0,):
+            return None
+        grid = (node.shape[1], node.shape[2])
+        found = node.map.kept(("input windows", grid), lambda: cls._of_input(grid, first))
+        return None if 2 * math.prod(found.outer.size) > math.prod(first.shape[1:]) else found
+
+    @classmethod
+    def _of_input(cls, grid: Pair, first: Window) -> InputWindows:
+        count = len(first.weight)
+        eye = torch.eye(count, dtype=torch.float64, device=first.weight.device)
+        with plain(eye.device):  # of unit vectors: nothing is rounded
+            image = F.conv_transpose2d(
+                eye.reshape(count, count, 1, 1), first.weight, None, dilation=first.dilation
+            )
+        size = (image.shape[2], image.shape[3])
+        return cls(image.flatten(1), Cut(grid, size, first.stride, first.padding), first.shape)
+
+    @property
+    def width(self) -> int:
+        """Numbers of one row."""
+        return self.kernel.shape[1]
+
+    @property
+    def places(self) -> int:
+        """Windows of one sample."""
+        return self.outer.grid[0] * self.outer.grid[1]
+
+    def looks(self, last: int, kind: Arithmetic, balls: Balls, some: slice) -> InputLooks:
+        """What rows of node `last` see of some samples: see `InputLooks`."""
+        return InputLooks(self, last, kind, balls, some)
+
+    def balls(self, balls: Balls, some: slice) -> Balls:
+        """What the windows see of some samples' balls, one after the other: beyond the rim nothing
+        can move.
+        """
+        x, below, above = (
+            self.outer.windows(v[some].reshape(-1, *self.shape))
+            for v in (balls.x, balls.below, balls.above)
+        )
+        radius = balls.radius[some].repeat_interleave(self.places)
+        return Balls(x, radius, balls.norm, below, above)
+
+    def groups(self, wanted: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """The true entries of `(N, size)`: some neighbouring samples, and owner and place of their
+        entries, as many as memory holds. The host waits for a device once.
+        """
+        counts = wanted.sum(1).tolist()
+        where = torch.nonzero_static(wanted, size=sum(counts))
+        room = room_of(wanted.device)
+        samples = max(room // (self.places * self.width), 1)
+        rows = max(room // (2 * self.width), 1)
+        start = 0
+        for first in range(0, len(counts), samples):
+            end = start + sum(counts[first : first + samples])
+            while start < end:
+                clock.check()
+                part = where[start : min(start + rows, end)]
+                yield slice(first, first + samples), part[:, 0], part[:, 1]
+                start += len(part)
+
+
+@dataclass(frozen=True, eq=False)
+class Windows(InputWindows):
     """What is known of node j before any sample is: its kernel and the matrix of the convolution
     before it.
 
@@ -69,13 +149,10 @@ class Windows:
     """
 
     act: int
-    kernel: Tensor
     matrix: Tensor
     inner: Cut
-    outer: Cut
     around: Cut
     forward: Tensor
-    shape: tuple[int, ...]
 
     @classmethod
     def of(cls, graph: Graph, j: int) -> Windows | None:
@@ -120,60 +197,28 @@ class Windows:
         one = F.pad(one, (left_of * across, after[1], early * down, after[0]))
         with plain(kernel.device):
             seen = F.conv2d(one, first.weight, None, first.stride, dilation=first.dilation)
-        return cls(
-            act,
-            kernel,
-            image.flatten(1),
-            Cut(grid, (tall, wide), second.stride, second.padding),
-            Cut(
-                grid,
-                (image.shape[2], image.shape[3]),
-                (down * below, across * beside),
-                (rim * down + top, side * across + left),
-            ),
-            Cut(grid, (seen.shape[2], seen.shape[3]), second.stride, (rim + early, side + left_of)),
-            seen.flatten(1),
-            first.shape,
+        steps = (down * below, across * beside)
+        outer = Cut(
+            grid, (image.shape[2], image.shape[3]), steps, (rim * down + top, side * across + left)
         )
+        inner = Cut(grid, (tall, wide), second.stride, second.padding)
+        far = (rim + early, side + left_of)
+        around = Cut(grid, (seen.shape[2], seen.shape[3]), second.stride, far)
+        given = (act, image.flatten(1), inner, around, seen.flatten(1))
+        return cls(kernel, outer, first.shape, *given)
 
     @property
-    def places(self) -> int:
-        """Windows of one sample."""
-        return self.inner.grid[0] * self.inner.grid[1]
+    def width(self) -> int:
+        """Numbers of one row."""
+        return max(self.matrix.shape)
 
-    def balls(self, balls: Balls, some: slice) -> Balls:
-        """What the windows see of some samples' balls, one after the other: beyond the rim nothing
-        can move.
-        """
-        x, below, above = (
-            self.outer.windows(v[some].reshape(-1, *self.shape))
-            for v in (balls.x, balls.below, balls.above)
-        )
-        radius = balls.radius[some].repeat_interleave(self.places)
-        return Balls(x, radius, balls.norm, below, above)
-
-    def groups(self, wanted: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """The true entries of `(N, size)`: some neighbouring samples, and owner and place of their
-        entries, as many as memory holds. The host waits for a device once.
-        """
-        counts = wanted.sum(1).tolist()
-        where = torch.nonzero_static(wanted, size=sum(counts))
-        room = room_of(wanted.device)
-        width = max(self.matrix.shape)
-        samples = max(room // (self.places * width), 1)
-        rows = max(room // (2 * width), 1)
-        start = 0
-        for first in range(0, len(counts), samples):
-            end = start + sum(counts[first : first + samples])
-            while start < end:
-                clock.check()
-                part = where[start : min(start + rows, end)]
-                yield slice(first, first + samples), part[:, 0], part[:, 1]
-                start += len(part)
+    def looks(self, last: int, kind: Arithmetic, balls: Balls, some: slice) -> Looks:
+        """What rows of node `last` see of some samples: see `Looks`."""
+        return Looks(self, last, kind, balls, some)
 
 
-class Looks:
-    """The lines of an activation and the balls of some samples, cut into windows.
+class InputLooks:
+    """The balls of some samples, cut into windows.
 
     Args:
         windows: of node `last`.
@@ -184,31 +229,67 @@ class Looks:
 
     def __init__(
         self,
+        windows: InputWindows,
+        last: int,
+        kind: Arithmetic,
+        balls: Balls,
+        some: slice,
+    ) -> None:
+        self.places = windows.places
+        self.first: int = some.start
+        self.floor = kind.floors[last]
+        error = kind.errors[last]
+        self.error = error.reshape(len(error), -1)
+        self.kernel = windows.kernel.to(kind.dtype)
+        self.balls = windows.balls(balls, some)
+
+    def between(self, owner: Tensor, place: Tensor) -> Span:
+        """Bounds on `d` for entries `place`, `(R,)` each."""
+        window = self._window(owner, place)
+        middle, reach = self.balls.across(self.kernel[place // self.places], window)
+        reach = reach + self._lost(owner, place)
+        return middle - reach, middle + reach
+
+    def above(self, owner: Tensor, place: Tensor) -> Tensor:
+        """Upper bounds on `d` for entries `place`, then on their negatives, `(2 R,)`."""
+        window = self._window(owner, place).repeat(2)
+        w = self.kernel[place // self.places]
+        reach = self.balls.upper(torch.cat([w, -w]), window, spent=True)
+        return self._lost(owner, place).repeat(2) + reach
+
+    def _lost(self, owner: Tensor, place: Tensor) -> Tensor:
+        """The errors of the entries themselves, `(R,)`."""
+        return self.floor[owner] + self.error[owner, place].double()
+
+    def _window(self, owner: Tensor, place: Tensor) -> Tensor:
+        """The window that each entry reads."""
+        return (owner - self.first) * self.places + place % self.places
+
+
+class Looks(InputLooks):
+    """The lines of an activation, too: of `windows` between two convolutions."""
+
+    def __init__(
+        self,
         windows: Windows,
         last: int,
         kind: Arithmetic,
         balls: Balls,
         some: slice,
     ) -> None:
-        self.windows = windows
-        self.first: int = some.start
+        super().__init__(windows, last, kind, balls, some)
         line = kind.lines[windows.act]
         cut = windows.inner.windows
         self.lines = Lines(*(cut(v[some]) for v in (line.mid, line.rad, line.off, line.far)))
-        self.floor = kind.floors[last]
-        error = kind.errors[last]
-        self.error = error.reshape(len(error), -1)
-        self.kernel = windows.kernel.to(kind.dtype)
         self.matrix = windows.matrix.to(kind.dtype)
-        self.balls = windows.balls(balls, some)
 
     def between(self, owner: Tensor, place: Tensor) -> Span:
         """Bounds on `d` for entries `place`, `(R,)` each, with parallel lines."""
         window = self._window(owner, place)
-        w = self.kernel[place // self.windows.places]
-        lost = self.floor[owner] + self.error[owner, place].double()
+        w = self.kernel[place // self.places]
         shift = (w * self.lines.off[window]).sum(1).double()
-        spread = lost + (w.abs() * self.lines.far[window]).sum(1).double()
+        far = (w.abs() * self.lines.far[window]).sum(1).double()
+        spread = self._lost(owner, place) + far
         a = (w * self.lines.mid[window]) @ self.matrix
         middle, reach = self.balls.across(a, window, spent=True)
         return shift + middle - (spread + reach), shift + middle + (spread + reach)
@@ -216,21 +297,18 @@ class Looks:
     def above(self, owner: Tensor, place: Tensor) -> Tensor:
         """Upper bounds on `d` for entries `place`, then on their negatives, `(2 R,)`."""
         window = self._window(owner, place).repeat(2)
-        w = self.kernel[place // self.windows.places]
+        w = self.kernel[place // self.places]
         w = torch.cat([w, -w])
         size = w.abs()
-        lost = self.floor[owner] + self.error[owner, place].double()
         shift = (w * self.lines.off[window] + size * self.lines.far[window]).sum(1).double()
         slope = torch.addcmul(w * self.lines.mid[window], size, self.lines.rad[window])
-        found: Tensor = (
-            lost.repeat(2) + shift + self.balls.upper(slope @ self.matrix, window, spent=True)
-        )
-        return found
+        reach = self.balls.upper(slope @ self.matrix, window, spent=True)
+        return self._lost(owner, place).repeat(2) + shift + reach
 
-    def _window(self, owner: Tensor, place: Tensor) -> Tensor:
-        """The window that each entry reads."""
-        places = self.windows.places
-        return (owner - self.first) * places + place % places
+
+def windows_of(graph: Graph, j: int) -> InputWindows | None:
+    """What the entries of node j read of the input, where that is a window; None elsewhere."""
+    return Windows.of(graph, j) or InputWindows.at(graph, j)
 
 
 def _pair(graph: Graph, j: int) -> tuple[int, Linear, Linear] | None:
