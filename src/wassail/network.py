@@ -517,7 +517,10 @@ class Tape:
         self.network._count(self.network.backwards, self.rows)
         if keep is not None:
             weight = torch.zeros_like(self.z).index_copy(0, keep, weight)
-        (gradient,) = torch.autograd.grad(self.z, self.x, weight, retain_graph=again)
+        # A number, not a vector with weights: for these torch loads sympy, which takes 0.7 s.
+        with torch.enable_grad():
+            weighted = (self.z * weight).sum()
+        (gradient,) = torch.autograd.grad(weighted, self.x, retain_graph=again)
         return gradient if keep is None else gradient.index_select(0, keep)
 
 

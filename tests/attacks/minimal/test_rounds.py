@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from wassail.attacks.minimal.run import Engine, find_flips
 from wassail.attacks.minimal.schedule import LATER, LOGIT_SIZES, PLAN, Turn, run_round, scheduled
 from wassail.attacks.minimal.shrinking_ball import shrinking_ball
 from wassail.attacks.minimal.tracker import Tracker
+from wassail.network import Tape
 from wassail.progress import Tick
 from wassail.testing import LinearClassifier, samples
 
@@ -144,14 +146,14 @@ def test_a_polish_from_the_sample_goes_to_the_rival_it_is_given(norm: float) -> 
         seen.append((given, first.rows))
 
     calls: list[Tensor] = []
-    real = torch.autograd.grad
+    real = Tape.pull
 
-    def grad(z: Tensor, point: Tensor, weight: Tensor, **kwargs: object) -> tuple[Tensor, ...]:
+    def pull(tape: Tape, weight: Tensor, *others: Any, **options: Any) -> Tensor:
         calls.append(weight)
-        return real(z, point, weight, **kwargs)
+        return real(tape, weight, *others, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.autograd, "grad", grad)
+        patch.setattr(Tape, "pull", pull)
         find_flips(engine, "polish", model, x, y, norm)
     given, rows = seen[0]
     assert torch.equal(calls[-1].argmax(1), given)
