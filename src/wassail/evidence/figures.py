@@ -16,6 +16,7 @@ from torch import Tensor
 
 from wassail.evaluation.run import Evaluation
 from wassail.evaluation.signoff import Verdict, independent
+from wassail.evidence.question import named
 from wassail.threat import ceil_percent, floor_percent, show
 from wassail.transport.curve import RiskCurve
 
@@ -89,11 +90,12 @@ def _threats(run: Evaluation) -> Iterator[Figure]:
         curve = run.curve(threat.order)
         certified, attacked = curve(threat.eps)
         where = f"{threat.order:g}@{threat.eps!r}"
+        over = named(run, threat)
         if run.radii is not None:
             way = run.certificate.get("arithmetic", "exact")
             exact = 0 if run.exact is None else int(run.exact.sum())
             text = (
-                f"At least {floor_percent(certified)} % stay correct over {threat}: proved on the "
+                f"At least {floor_percent(certified)} % stay correct over {over}: proved on the "
                 f"samples, in {way} arithmetic; {exact:,} of {len(run):,} radii are the exact "
                 "distance."
             )
@@ -107,12 +109,12 @@ def _threats(run: Evaluation) -> Iterator[Figure]:
                 command="prove",
             )
         text = (
-            f"At most {ceil_percent(attacked)} % stay correct over {threat}: a distribution that "
+            f"At most {ceil_percent(attacked)} % stay correct over {over}: a distribution that "
             "does so was built, and every point of it was evaluated once more."
         )
         yield Figure(f"attacked@{where}", "attacked", text, None, attacked, len(run))
         if independent(run):
-            yield _population(curve, threat.eps, f"population@{where}", str(threat))
+            yield _population(curve, threat.eps, f"population@{where}", over)
 
 
 def _population(
@@ -142,11 +144,12 @@ def _bracket(curve: RiskCurve, eps: float, name: str, kind: str, about: str, whe
 
 def _subpopulations(run: Evaluation) -> Iterator[Figure]:
     threat = run.threat
+    over = named(run, threat)
     for share in SHARES:
         curve = replace(run.curve(threat.order), subpopulation=share)
         about = f"If as few as {100 * share:g} % of the people are there, the worst of them"
         yield _bracket(
-            curve, threat.eps, f"subpopulation@{share:g}", "subpopulation", about, f"over {threat}"
+            curve, threat.eps, f"subpopulation@{share:g}", "subpopulation", about, f"over {over}"
         )
 
 
@@ -154,13 +157,12 @@ def _others(run: Evaluation) -> Iterator[Figure]:
     for threat in run.others_threats:
         curve = run.others_curve(threat.order)
         where = f"{threat.order:g}@{threat.eps!r}"
+        over = named(run, threat)
         about = "With the other people and labels that were asked for"
-        yield _bracket(
-            curve, threat.eps, f"others@{where}", "subpopulation", about, f"over {threat}"
-        )
+        yield _bracket(curve, threat.eps, f"others@{where}", "subpopulation", about, f"over {over}")
         if independent(run):
             name = f"others-population@{where}"
-            yield _population(curve, threat.eps, name, str(threat), "subpopulation")
+            yield _population(curve, threat.eps, name, over, "subpopulation")
 
 
 def of_samples(run: Evaluation, mine: Tensor) -> RiskCurve:

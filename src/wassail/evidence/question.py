@@ -16,6 +16,7 @@ NORMS = {
     2.0: "the length of the change (l2)",
     math.inf: "the largest change of any coordinate (linf)",
 }
+OWN_BOXES = "each feature in its own box and unit"
 NO_REASON = (
     "No reason is given: the pack has no known shifts, no measured shift and no words of its "
     "author about this eps."
@@ -43,13 +44,34 @@ def question(run: Evaluation, statement: Statement, shift: ShiftBetween | None) 
         "distance": f"The distance between two inputs is {NORMS[threat.norm]}; {_box(run)}.",
         "units": _units(run, statement),
         "why": _why(run, statement, shift),
-        "threats": [str(one) for one in run.threats],
+        "threats": [named(run, one) for one in run.threats],
     }
 
 
-def _box(run: Evaluation) -> str:
+def named(run: Evaluation, threat: Threat) -> str:
+    """The set of a threat in words. Where features have boxes of their own, the threat is stated in
+    the variable that brings all of them to one box, and that box says nothing to a reader.
+
+    Args:
+        run: the evaluation.
+        threat: one of its threats.
+    """
+    own = f", {box_text(threat.domain)}"
+    return str(threat).replace(own, f", {OWN_BOXES}") if own_boxes(run) else str(threat)
+
+
+def own_boxes(run: Evaluation) -> bool:
+    """Whether each feature has a box and a unit of its own.
+
+    Args:
+        run: the evaluation.
+    """
     about = run.info.get("data")
-    if isinstance(about, Mapping) and isinstance(about.get("scale"), list):
+    return isinstance(about, Mapping) and isinstance(about.get("scale"), list)
+
+
+def _box(run: Evaluation) -> str:
+    if own_boxes(run):
         return "each feature stays in its own box and is measured in its own unit"
     return f"inputs stay in the {box_text(run.threat.domain)}".replace("the no box", "all of space")
 

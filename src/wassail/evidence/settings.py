@@ -13,6 +13,7 @@ from typing import Any
 
 from wassail.attacks.catalogue import GIVEN
 from wassail.evaluation.run import Evaluation
+from wassail.evidence.question import own_boxes
 from wassail.evidence.statement import Statement
 from wassail.writing import visible
 
@@ -52,7 +53,7 @@ def _threats(run: Evaluation) -> Iterator[tuple[str, Any]]:
     domain = run.threat.domain
     if domain is None:
         yield "no-box", True
-    elif not _own_boxes(run):
+    elif not own_boxes(run):
         yield "domain", [repr(float(end)) for end in domain]
 
 
@@ -60,11 +61,6 @@ def _is_product(run: Evaluation) -> bool:
     budgets = list(dict.fromkeys(threat.eps for threat in run.threats))
     pairs = [(threat.eps, threat.order) for threat in run.threats]
     return pairs == [(eps, order) for eps in budgets for order in run.orders]
-
-
-def _own_boxes(run: Evaluation) -> bool:
-    about = run.info.get("data")
-    return isinstance(about, Mapping) and isinstance(about.get("scale"), list)
 
 
 def _attacks(info: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -115,7 +111,7 @@ def _beside(run: Evaluation) -> Iterator[str]:
     if not _is_product(run):
         listed = ", ".join(f"order {t.order:g}: {t.eps!r}" for t in run.threats)
         yield f"eps differs by order, as with a known shift: {listed}."
-    if _own_boxes(run):
+    if own_boxes(run):
         yield "--box: boxes and units of the features are in run/config.json, config.data."
     if run.others.get("groups") is not None:
         yield "--groups: the group of each sample is in run/config.json, config.others."
