@@ -10,7 +10,7 @@ from torch import Tensor
 import wassail as ws
 from support.forged import network
 from wassail.errors import FAILS, HOLDS, UNKNOWN, InputError
-from wassail.evidence.recheck import AtShare, _answer, recheck
+from wassail.evidence.recheck import AtShare, _answer, _fell, recheck
 
 
 def draws(n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -101,6 +101,16 @@ def test_every_answer(guarantee: float, chance: float, at_best: float, expected:
     assert _answer((nothing,), 0.5, None, alone, [])[0] == (
         HOLDS if chance == 0.5 else _alone(at_best)
     )
+
+
+def test_a_fall_of_the_accuracy_is_a_shift(run: ws.Evaluation) -> None:
+    """Where distances show no shift beyond chance, fewer right answers may."""
+    assert not _fell(run, None) and not _fell(run, (59, 60)) and _fell(run, (45, 60))
+    row = AtShare(1.0, 0.1, 0.05, 0.5, 0.2)
+    alone = AtShare(1.0, 0.1, 0.05, 0.5, 0.7)
+    assert _answer((row,), 0.5, (45, 60), alone, [])[0] == HOLDS
+    code, said = _answer((row,), 0.5, (45, 60), alone, [], fell=True)
+    assert code == UNKNOWN and "only the accuracy shows a shift" in said
 
 
 def _alone(at_best: float) -> int:

@@ -132,7 +132,7 @@ def recheck(run: Evaluation, data: Any, model: Model | None = None, seed: int = 
     seen = None if right is None else (int(right.sum()), len(right))
     strange = sorted(set(y.tolist()) - set(run.y.tolist()))
     whole = run.others.get("subpopulation", 1.0) == 1
-    code, said = _answer(rows, promised, seen, alone, strange, whole)
+    code, said = _answer(rows, promised, seen, alone, strange, whole, _fell(run, seen))
     text = _sentence(said, rows, promised, seen, shift.order)
     return Recheck(code, text, promised, rows, alone, seen, shift.caution)
 
@@ -259,8 +259,11 @@ def _answer(
     alone: AtShare,
     strange: list[int],
     whole: bool = True,
+    fell: bool = False,
 ) -> tuple[int, str]:
-    """The exit code, and what the sentence begins with; whole: the promise is for everyone."""
+    """The exit code, and what the sentence begins with; whole: the promise is for everyone; fell:
+    the accuracy is lower than in the pack, beyond chance.
+    """
     if seen is not None:
         right, n = seen
         at_most = 1 - proportion_at_least(n - right, n, CONFIDENCE)
@@ -272,6 +275,8 @@ def _answer(
     finite = [row for row in rows if math.isfinite(row.eps)]
     if any(row.guarantee >= promised for row in finite):
         return HOLDS, "The guarantee still speaks about these data"
+    if alone.chance > CHANCE and fell:
+        return UNKNOWN, "These samples cannot tell: only the accuracy shows a shift"
     if alone.chance > CHANCE:
         return (
             HOLDS,
@@ -280,6 +285,18 @@ def _answer(
     if alone.guarantee < promised and whole:
         return FAILS, "The guarantee does not speak about these data any more"
     return UNKNOWN, "These samples cannot tell whether the guarantee still speaks"
+
+
+def _fell(run: Evaluation, seen: tuple[int, int] | None) -> bool:
+    """Whether the accuracy seen is below that of the pack, beyond chance: two exact limits that
+    share the level.
+    """
+    if seen is None or not torch.allclose(run.mu, run.mu[0]):
+        return False
+    sure = 1 - CHANCE / 2
+    right = int((run.predicted == run.y).sum())
+    at_most = 1 - proportion_at_least(seen[1] - seen[0], seen[1], sure)
+    return at_most < proportion_at_least(right, len(run), sure)
 
 
 def _sentence(
