@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -81,6 +83,19 @@ def test_counts_equal_what_the_model_saw() -> None:
             result = attack(model, x, y, ws.Threat("inf", 1, 0.1), batch_size=11)
             assert rows[0] == int(result.forwards.sum() + result.checks.sum()) + 16
             assert gradients[0] == int(result.backwards.sum())
+
+
+def test_a_gradient_does_not_load_sympy() -> None:
+    """It takes 0.7 s, and torch loads it for gradients with weights."""
+    code = """
+import sys, torch, wassail as ws
+model = torch.nn.Linear(4, 3)
+x = torch.rand(5, 4)
+ws.pgd(model, x, model(x).argmax(1), ws.Threat("inf", "inf", 0.1), steps=2)
+assert "torch" in sys.modules and "sympy" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
 
 
 def test_mode_and_parameters_are_restored_even_after_an_error() -> None:

@@ -508,9 +508,8 @@ class Tape:
         """Gradients of `<weight_i, theta>` at the rows `keep`, all by default: `(k, K), (k,) ->
         (k, *shape)`.
 
-        One backward for every row of the tape, kept or not, for that is what is executed. Ask even
-        where none is kept, or counts depend on the batch. again: keep the graph; without it this
-        call is the last.
+        One backward for every row of the tape is what is executed. Ask even where none is kept, or
+        counts depend on the batch. again: keep the graph; without it this call is the last.
         """
         if keep is not None and keep.shape[0] == self.x.shape[0]:
             keep = None

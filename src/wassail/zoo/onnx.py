@@ -19,6 +19,7 @@ gives to it alone.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -274,7 +275,8 @@ def _fold(node: OnnxNode, values: dict[str, Tensor], live: set[str]) -> list[Ten
         raise ValueError("its weights or other arguments are computed from the image")
     node.axes = tuple(kind.axes(node))
     _refuse(node)
-    if node.op not in _MAKE_TENSORS:  # without memory first, for the size of the result
+    if node.op not in _MAKE_TENSORS and _most(node) > LARGEST:
+        # Without memory first, for the size of the result. Torch loads its compiler for this (2 s).
         weightless = [
             None if value is None else value.to("meta") for value in inputs[: kind.tensors]
         ]
@@ -290,6 +292,21 @@ def _fold(node: OnnxNode, values: dict[str, Tensor], live: set[str]) -> list[Ten
 
 
 _MAKE_TENSORS = ("Constant", "ConstantOfShape", "Shape")
+# Operators whose result has no more entries than all their inputs multiplied.
+_MULTIPLIED = ("Add", "Sub", "Mul", "Div", "MatMul", "Gemm")
+_UNCHANGED = ("Relu", "Sigmoid", "Tanh", "Flatten", "Identity", "Softmax", "LogSoftmax")
+
+
+def _most(node: OnnxNode) -> float:
+    """How many entries the result of a node may have, as far as its inputs tell; inf if not."""
+    sizes = [math.prod(shape) for shape, name in zip(node.shapes, node.inputs) if name]
+    if node.op in _UNCHANGED:
+        return sizes[0]
+    if node.op not in _MULTIPLIED or 0 in sizes:
+        return math.inf
+    if node.op == "MatMul" or (node.op == "Gemm" and not node.get("transA", 0)):
+        return math.prod(sizes) // math.prod(node.shapes[0][-1:])  # the last axis is summed over
+    return math.prod(sizes)
 
 
 def _refuse(node: OnnxNode) -> None:
