@@ -10,23 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from wassail.certificates.graph.graph import Graph, Op, Relu, Smooth
+from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.maps import rounding_map
 from wassail.certificates.graph.region import Region
 from wassail.certificates.relax.ranges import gamma
 
 BESIDE = 2.0**-20  # how far a point is moved off a kink, relative to the way to another point
-
-
-def kinks_of(op: Op) -> tuple[float, ...]:
-    """Where the derivative of a node jumps, in its input."""
-    match op:
-        case Relu():
-            return (0.0,)
-        case Smooth():
-            return op.function.kinks
-        case _:
-            return ()
 
 
 def on_kinks(graph: Graph, x: Tensor) -> Tensor:
@@ -36,7 +25,8 @@ def on_kinks(graph: Graph, x: Tensor) -> Tensor:
     such is asked at once, by the gradient of a random combination of them: it is exactly 0 then.
     """
     nothing = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    kinked = [i for i, node in enumerate(graph.nodes) if kinks_of(node.op)]
+    kinked = {i: node.act.kinks for i, node in enumerate(graph.nodes) if node.act is not None}
+    kinked = {i: kinks for i, kinks in kinked.items() if kinks}
     if not kinked:
         return nothing
     error = gamma(graph)
@@ -47,11 +37,11 @@ def on_kinks(graph: Graph, x: Tensor) -> Tensor:
         sizes = _sizes(graph, [v.detach() for v in values])
         total = points.new_zeros(())
         near = nothing
-        for i in kinked:
+        for i, kinks in kinked.items():
             node = graph.nodes[i]
             v = values[node.inputs[0]]
             size = sizes[node.inputs[0]]
-            sides = [(v.detach() - k).abs() <= error * (size + abs(k)) for k in kinks_of(node.op)]
+            sides = [(v.detach() - k).abs() <= error * (size + abs(k)) for k in kinks]
             tied = torch.stack(sides).any(0)
             factor = torch.rand(node.shape, dtype=v.dtype, generator=generator) + 0.5
             total = total + (torch.where(tied, v, 0.0) * factor.to(v.device)).sum()

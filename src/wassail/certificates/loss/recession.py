@@ -26,7 +26,7 @@ from torch import Tensor
 
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
-from wassail.certificates.graph.maps import Concat, Pick, Sum, rounding_map
+from wassail.certificates.graph.maps import Pick, rounding_map
 from wassail.certificates.graph.restrict import ancestors, reached
 from wassail.certificates.relax.ranges import gamma
 from wassail.errors import remedies
@@ -97,11 +97,14 @@ def shadow(graph: Graph) -> Shadow:
             middle = (low + high) / 2
             own[i] = torch.maximum(high - middle, middle - low)  # rounded, which `_far` pays for
             nodes.append(_nothing(graph, node, middle))
-        elif isinstance(node.op, Smooth):
-            own[i] = torch.full(node.shape, node.op.function.distance_to_relu, dtype=torch.float64)
-            nodes.append(replace(node, op=Relu(torch.zeros((), dtype=torch.float64))))
         else:
-            nodes.append(node)
+            match node.op:
+                case Smooth(function=function):
+                    far = function.distance_to_relu
+                    own[i] = torch.full(node.shape, far, dtype=torch.float64)
+                    nodes.append(replace(node, op=Relu(torch.zeros((), dtype=torch.float64))))
+                case _:
+                    nodes.append(node)
     needed = ancestors(nodes, len(nodes) - 1)
     for i, node in enumerate(nodes):
         if node.curve is not None and i in needed:
@@ -249,17 +252,19 @@ def without_zeros(graph: Graph) -> Graph | None:
             place.append(None)
             continue
         live = [place[j] for j in node.inputs]
-        if isinstance(node.op, Affine) and isinstance(node.op.map, Sum):
-            live = [j for j in live if j is not None]
-            node = replace(node, op=replace(node.op, map=Sum(len(live))))
-            if len(live) == 1:
-                place.append(live[0])
-                continue
-        elif isinstance(node.op, Affine) and isinstance(node.op.map, Concat):
-            for k, j in enumerate(live):
-                if j is None:
-                    nodes.append(_nothing(graph, graph.nodes[node.inputs[k]]))
-                    live[k] = len(nodes) - 1
-        nodes.append(replace(node, inputs=tuple(j for j in live if j is not None)))
+        known = [j for j in live if j is not None]
+        match node.op:
+            case Affine(linear) if len(known) < len(live) and (fewer := linear.fewer(len(known))):
+                node = replace(node, op=replace(node.op, map=fewer))
+                if len(known) == 1:
+                    place.append(known[0])
+                    continue
+            case _:  # an input that is 0 has a place of its own
+                for k, j in enumerate(live):
+                    if j is None:
+                        nodes.append(_nothing(graph, graph.nodes[node.inputs[k]]))
+                        live[k] = len(nodes) - 1
+                known = [j for j in live if j is not None]
+        nodes.append(replace(node, inputs=tuple(known)))
         place.append(len(nodes) - 1)
     return None if place[-1] is None else replace(graph, nodes=reached(nodes, place[-1]))

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
-from wassail.certificates.graph.graph import Affine, Graph, Input, Relu
-from wassail.certificates.graph.maps import Matrix
+from wassail.certificates.graph.graph import Graph
 from wassail.certificates.search.frontier import Frontier, Table
 from wassail.rounding import FAINT, FLOOR, UNIT
 
@@ -76,47 +75,28 @@ def shallow_of(graph: Graph) -> Shallow | None:
     Args:
         graph: the network.
     """
-    ops = [node.op for node in graph.nodes]
     chain = all(node.inputs == (k,) for k, node in enumerate(graph.nodes[1:]))
-    if len(ops) < 4 or not chain or not isinstance(ops[0], Input) or graph.arithmetic != "exact":
+    if len(graph.nodes) < 4 or not chain or graph.arithmetic != "exact":
         return None
-    first, relu, *rest = ops[1:]
-    if not isinstance(relu, Relu) or bool((relu.slope != 0).any()):
+    first, relu, *rest = graph.nodes[1:]
+    if relu.slope is None or bool((relu.slope != 0).any()):
         return None
-    if any(node.exponent for node in graph.nodes) or not all(map(_plain, (first, *rest))):
+    layers = [node.layer for node in (first, *rest) if node.layer is not None]
+    if any(node.exponent for node in graph.nodes) or len(layers) <= len(rest):
         return None
-    w, b = _parts(first)
+    (w, b), *above = [(weight.double(), bias.double()) for weight, bias in layers]
     if len(b) > WIDEST:
         return None
     c = torch.eye(len(b), dtype=torch.float64)
     c0 = torch.zeros(len(b), dtype=torch.float64)
     size, size0 = c, c0
     terms = 0
-    for op in rest:
-        matrix, bias = _parts(op)
+    for matrix, bias in above:
         terms += matrix.shape[1] + 1
         c, c0 = matrix @ c, matrix @ c0 + bias
         size = (matrix.abs() @ size).clamp(min=FAINT)
         size0 = (matrix.abs() @ size0 + bias.abs()).clamp(min=FAINT)
     return Shallow(w, b, c, c0, size, size0, terms)
-
-
-def _plain(op: object) -> bool:
-    """Whether a step is a matrix whose numbers are exact."""
-    return (
-        isinstance(op, Affine)
-        and isinstance(op.map, Matrix)
-        and op.map.most is None
-        and op.bias_most is None
-    )
-
-
-def _parts(op: object) -> tuple[Tensor, Tensor]:
-    assert isinstance(op, Affine) and isinstance(op.map, Matrix)
-    weight = op.map.weight.double()
-    if op.bias is None:
-        return weight, torch.zeros(len(weight), dtype=torch.float64)
-    return weight, op.bias.double().expand(len(weight))
 
 
 @dataclass(frozen=True, eq=False)
