@@ -142,15 +142,16 @@ class SmallCNN(nn.Module):
         ):
             features.add_module(name, layer)
         head = nn.Sequential()
-        for name, layer in (
+        last: tuple[tuple[str, nn.Module], ...] = (
             ("fc1", nn.Linear(1024, 200)),
             ("relu1", nn.ReLU()),
             ("drop", nn.Dropout(0.5)),
             ("fc2", nn.Linear(200, 200)),
             ("relu2", nn.ReLU()),
             ("fc3", nn.Linear(200, 10)),
-        ):
-            head.add_module(name, layer)
+        )
+        for name, module in last:
+            head.add_module(name, module)
         self.feature_extractor = features
         self.classifier = head
 

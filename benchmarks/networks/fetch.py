@@ -125,9 +125,9 @@ def build(entry: Entry, parts: list[Path], path: Path) -> None:
     elif entry.kind == "network":
         save_file(weights(entry, unpacked(entry.sources[0], parts[0])), path)
     elif entry.kind == "layers":
-        np.savez(path, **arrays(entry, parts))
+        np.savez(path, **arrays(entry, parts))  # type: ignore[arg-type]
     else:
-        np.savez_compressed(path, **pictures(entry, parts))
+        np.savez_compressed(path, **pictures(entry, parts))  # type: ignore[arg-type]
 
 
 def unpacked(source: dict[str, Any], path: Path) -> bytes:
@@ -210,7 +210,7 @@ class OnlyArrays(pickle.Unpickler):
         if (module, name) == ("numpy", "dtype"):
             return np.dtype
         if name == "_reconstruct" and module.endswith(".multiarray"):
-            return np._core.multiarray._reconstruct
+            return np._core.multiarray._reconstruct  # type: ignore[attr-defined]
         raise pickle.UnpicklingError(f"{module}.{name} is no array")
 
 
@@ -222,8 +222,8 @@ def pictures(entry: Entry, parts: list[Path]) -> dict[str, np.ndarray]:
         return {"images": x, "labels": np.frombuffer(blobs[1], np.uint8, offset=8)}
     if entry.architecture == "cifar-binary":
         rows = np.frombuffer(blobs[0], np.uint8).reshape(-1, 3073)
-        x = rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        return {"images": np.ascontiguousarray(x), "labels": rows[:, 0].copy()}
+        pictures = rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        return {"images": np.ascontiguousarray(pictures), "labels": rows[:, 0].copy()}
     x = np.load(io.BytesIO(blobs[0]), allow_pickle=False)  # "npy": values in [0, 1]
     y = np.load(io.BytesIO(blobs[1]), allow_pickle=False)
     whole = np.rint(255 * x).astype(np.uint8)

@@ -60,12 +60,13 @@ def _folder() -> Path:
 
 def _entries() -> dict[str, Entry]:
     listed = json.loads(Path(__file__).with_name("networks.json").read_text())
-    return {
-        name: Entry(
-            name=name, **{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
-        )
-        for name, row in listed.items()
-    }
+    found = {}
+    for name, row in listed.items():
+        given: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in row.items()
+        }
+        found[name] = Entry(name=name, **given)
+    return found
 
 
 FOLDER = _folder()

@@ -34,8 +34,8 @@ CASES = {
 
 def units() -> list[Unit]:
     """Every network, norm and attack; the dearest attack of the others last."""
-    found = []
-    last = []  # what the tables can do without
+    found: list[Unit] = []
+    last: list[Unit] = []  # what the tables can do without
     for name, norm in CASES:
         files = (name, data_of(name))
         for passes in PASSES:

@@ -85,7 +85,7 @@ def drawn(case: Case, rng: Generator) -> ws.RiskCurve:
     sizes = (first, case.samples - first)
     parts = [s * of_level(rng.uniform(size=n)) for s, n in zip(SCALES, sizes, strict=True)]
     if not case.groups:  # the group is drawn, too
-        scale = np.where(rng.uniform(size=case.samples) < 0.5, *SCALES)
+        scale = np.where(rng.uniform(size=case.samples) < 0.5, SCALES[0], SCALES[1])
         parts = [scale * of_level(rng.uniform(size=case.samples))]
     return case.curve(np.concatenate(parts), first)
 
@@ -110,7 +110,8 @@ def simulated(case: Case) -> Row:
         ]
         low, high = curve.population_at(threat, CONFIDENCE)
         missed[1] += [low > at_eps[0], high < at_eps[1]]
-        width += [np.subtract(*reversed(band(EPS))), high - low]
+        least, most = band(EPS)
+        width += [most - least, high - low]
     return {
         kind: {
             "certified": share(REPETITIONS - int(missed[k, 0]), REPETITIONS),

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ SAMPLES = 50  # drawn once
 ORDERS = ("1", "2", "inf")
 EPS = (0.02, 0.05, 0.1)
 NORMS = ("2", "inf")
-GRID = [0.01 * 2 ** (k / 2) for k in range(16)]
+GRID = sorted({*EPS, *(0.01 * 2 ** (k / 2) for k in range(16))})
 
 
 def standard(x: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ def bracketed(name: str, norm: str) -> Row:
     assert folder is not None
     model, task = network(name), TASKS[name]
     x, y = task.table(folder)
-    box = (x.amin(0), x.amax(0))
+    box: Any = (x.amin(0), x.amax(0))  # of each feature
     chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(SEED))[:SAMPLES]
     x, y = x[chosen], y[chosen]
     with spent() as errors:

@@ -186,7 +186,7 @@ def decided(instance: Instance) -> Row:
         file = Path(folder) / "network.onnx"
         file.write_bytes(content(instance.network))
         network = ws.zoo.load_onnx(file).double()
-    shape = tuple(network.shape)
+    shape = tuple(map(int, network.shape))  # type: ignore[arg-type]
     model = InBox(network, low.reshape(shape), high.reshape(shape)).eval()
     u = torch.full((1, *shape), 0.5, dtype=torch.float64)
     threat = ws.Threat(INF, INF, 0.5, (0.0, 1.0))

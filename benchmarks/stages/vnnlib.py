@@ -12,6 +12,7 @@ import tempfile
 from collections import Counter
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks import rooms
 from benchmarks.measure import processor_limits, spent
@@ -98,7 +99,7 @@ def key(network: str, question: str) -> tuple[str, str]:
 
 def tables(done: dict[str, Row]) -> dict[str, list[Row]]:
     """One row for each set, one for all, and rows of other tools."""
-    found: dict[str, list[list]] = {}
+    found: dict[str, list[list[Any]]] = {}
     sizes: dict[str, int] = {}
     for unit, answer in done.items():
         name = unit.partition("/")[0]
@@ -111,7 +112,7 @@ def tables(done: dict[str, Row]) -> dict[str, list[Row]]:
     return {"sets": rows, "peers": beside(found)}
 
 
-def summary(name: str, instances: int, found: list[list]) -> Row:
+def summary(name: str, instances: int, found: list[list[Any]]) -> Row:
     """Counts of one set."""
     run = [entry for entry in found if entry[0] != "absent"]
     ours = Counter(status for status, *_ in run)
@@ -136,7 +137,7 @@ def summary(name: str, instances: int, found: list[list]) -> Row:
     }
 
 
-def beside(found: dict[str, list[list]]) -> list[Row]:
+def beside(found: dict[str, list[list[Any]]]) -> list[Row]:
     """Other tools on this processor, and ours on the same instances."""
     folder = home()
     rows = []

@@ -435,6 +435,10 @@ class Groups:
     high: tuple[float, ...] = 1.0  # type: ignore[assignment]
     names: tuple[Name, ...] = field(init=False, compare=False)
 
+    if TYPE_CHECKING:  # what may be given is more than what is kept
+
+        def __init__(self, ids: Any, low: Any = 0.0, high: Any = 1.0) -> None: ...
+
     def __post_init__(self) -> None:
         ids = tuple(_name(value) for value in _listed(self.ids, "the groups"))
         if len({isinstance(value, str) for value in ids}) > 1:
@@ -566,6 +570,21 @@ class Threat:
     label_cost: float = field(default=math.inf, kw_only=True)
     subpopulation: float = field(default=1.0, kw_only=True)
     groups: Groups | None = field(default=None, kw_only=True)
+
+    if TYPE_CHECKING:  # what may be given is more than what is kept
+
+        def __init__(
+            self,
+            norm: Number = math.inf,
+            order: Number = math.inf,
+            eps: Number = math.nan,
+            domain: Domain | tuple[Tensor, Tensor] = (0.0, 1.0),
+            scale: Any = None,
+            *,
+            label_cost: Number = math.inf,
+            subpopulation: Number = 1.0,
+            groups: Groups | None = None,
+        ) -> None: ...
 
     def __post_init__(self, scale: Any) -> None:
         if isinstance(self.eps, float) and math.isnan(self.eps):

@@ -74,7 +74,7 @@ def groups_from(options: argparse.Namespace, data: Data) -> dict[str, Any]:
             f"it: the groups are {known}."
         )
     ends = [{name: side.get(name, end) for name in names} for side, end in zip((low, high), every)]
-    return {"groups": Groups(tuple(map(str, ids)), *ends)}  # type: ignore[arg-type]
+    return {"groups": Groups(tuple(map(str, ids)), *ends)}
 
 
 def _ids(options: argparse.Namespace, data: Data) -> Sequence[object]:
