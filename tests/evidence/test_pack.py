@@ -125,6 +125,19 @@ def test_a_zip_is_verified_as_its_folder(made: Path) -> None:
     assert found and known
 
 
+def test_a_pack_of_another_version_is_told_so(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "pack"
+    shutil.copytree(made, place)
+    (place / pack.PAGE).write_text((place / pack.PAGE).read_text() + " ")
+    known = ws.network.versions()
+    for theirs, told in ((known["wassail"], "writes it."), ("9.9", "verify it with that version")):
+        monkeypatch.setattr("wassail.evidence.verify.versions", lambda v=theirs: {"wassail": v})
+        found, _ = verify_pack(place, network(), None, 0.1, seed=0)
+        assert not found and told in str(found)
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_zip_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
     path = tmp_path / "folder" / "pack.zip"

@@ -123,13 +123,24 @@ def check_files(place: Path, run: Evaluation) -> tuple[list[str], list[str]]:
         if stated is None:
             problems.append(f"the pack has no {name}.")
         elif stated != text.encode() and not (name == RECORD and _same(stated, text)):
-            problems.append(f"{name} does not say what the run says, as this version writes it.")
+            problems.append(
+                f"{name} does not say what the run says, as this version writes it{_made_by(run)}."
+            )
     if problems:
         return problems, []
     return [], [
         f"{', '.join(made)} follow from the run and the author's words: all figures, limits for "
         "the population, classes, groups and clauses were computed anew.",
     ]
+
+
+def _made_by(run: Evaluation) -> str:
+    """Which version of the package to take instead; "" where the pack is of this one."""
+    stated = run.info.get("versions")
+    theirs = stated.get("wassail") if isinstance(stated, Mapping) else None
+    if theirs is None or theirs == versions()["wassail"]:
+        return ""
+    return f"; the pack says that wassail {theirs} made it: verify it with that version, too"
 
 
 def _model_digests(run: Evaluation) -> list[Any]:
