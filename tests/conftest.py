@@ -117,9 +117,26 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
+def _all_but_a_few(items: list[pytest.Item]) -> None:
+    """Of tests marked `few(count)` all but so many cases become slow."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few"):
+            cases.setdefault(item.nodeid.split("[")[0], []).append(item)
+    for every in cases.values():
+        mark = every[0].get_closest_marker("few")
+        assert mark is not None
+        count = mark.args[0]
+        kept = {k * len(every) // count for k in range(count)}
+        for k, item in enumerate(every):
+            if k not in kept:
+                item.add_marker("slow")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Slow cases become slow tests; a pattern without a case is a mistake."""
+    _all_but_a_few(items)
     marked: set[tuple[str, str]] = set()
     used: set[tuple[str, str]] = set()
     for item in items:

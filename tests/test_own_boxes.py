@@ -38,6 +38,7 @@ def own_boxes(x: Tensor, width: float = 0.3) -> Sides:
     return low, high
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("norm", DUAL)
 def test_a_frozen_feature_has_no_weight(norm: float) -> None:
     model, x, _ = linear(1)
@@ -57,6 +58,7 @@ def test_a_frozen_feature_has_no_weight(norm: float) -> None:
         assert torch.allclose(found, exact.expand(12), rtol=0.01 if method == "crown" else 1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("norm", DUAL)
 def test_own_boxes_are_a_loop_over_samples(norm: float) -> None:
     model, x, y = linear()
@@ -78,6 +80,7 @@ def test_own_boxes_are_a_loop_over_samples(norm: float) -> None:
     assert torch.equal(torch.isinf(radii.values), torch.isinf(flips.distances))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("norm", DUAL)
 @pytest.mark.parametrize("method", ["auto", "crown", "ball", "branch", "exact"])
 def test_radii_in_one_box_for_all_are_those_of_the_pair(norm: float, method: str) -> None:

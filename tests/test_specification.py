@@ -91,6 +91,7 @@ ATTACKS: list[Callable[..., ws.Distribution]] = [
 ]
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(
     ("attack", "norm"),
     [(attack, norm) for attack in ATTACKS[:-3] for norm in DUAL]

@@ -64,6 +64,7 @@ CONFORMING = {  # attack, norms, orders, domains, classes
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", CONFORMING)
 def test_conformance(name: str) -> None:
     attack, norms, orders, domains, classes = CONFORMING[name]

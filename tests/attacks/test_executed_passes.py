@@ -69,6 +69,7 @@ def compare(model: Counted, found: ws.Flips | ws.Distribution) -> None:
     assert model.backwards == int(found.backwards.sum())
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("norm", [INF, 2.0, 1.0])
 @pytest.mark.parametrize("engine", list(names.ENGINES))
 def test_engines_count_what_is_executed_and_keep_to_the_budget(engine: str, norm: float) -> None:

@@ -159,6 +159,7 @@ def digits() -> tuple[Tensor, Tensor]:
     return x[:24], y[:24]
 
 
+@pytest.mark.few(6)
 @pytest.mark.slow_cases("2.0-*")
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("norm", EPS)
@@ -198,6 +199,7 @@ def test_a_blind_search_belongs_to_the_sample(digits) -> None:
     assert not torch.equal(other.distances, whole.distances)
 
 
+@pytest.mark.few(3)
 @pytest.mark.slow_cases(
     "two layers of winners", "squashed winners", "squashed", "quantised, straight through"
 )

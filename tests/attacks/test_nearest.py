@@ -113,6 +113,7 @@ def test_budgets_are_kept_exactly_and_more_passes_never_hurt(norm: float) -> Non
     assert ws.allocate(again, 0.1, 1).verify(model)
 
 
+@pytest.mark.few(7)
 @pytest.mark.slow_cases("*-1.0", "[!cd]*-2.0", "deepfool-2.0", "pdpgd-inf")
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("method", METHODS)

@@ -76,6 +76,7 @@ def answers() -> Iterator[list[float]]:
         yield list(ws.loss_curve(SMALL, x, y, grid=[0.1])(0.05))
 
 
+@pytest.mark.slow
 def test_without_a_limit_the_clock_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = list(answers())
     monkeypatch.setattr(time, "monotonic", wild())
@@ -116,6 +117,7 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> Ticks:
     return made
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_limit_ends_every_method_and_keeps_what_is_proved(method: str, ticks: Ticks) -> None:
     graph = network(6, 20, 20, 20, 3)
@@ -306,6 +308,7 @@ def check_in_time(run: Callable[[float], object], patch: pytest.MonkeyPatch) -> 
     assert work.seconds() <= limit + SHORT
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", FAST)
 def test_the_work_between_two_looks_is_short(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_in_time(FAST[name], monkeypatch)

@@ -283,6 +283,7 @@ def test_no_radius_is_tried_beyond_one_that_failed_with_the_same_effort(
     assert (found.radii.values >= 0.95 * reach[:, 2]).all()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("norm", "levels"), [(2.0, 2), (INF, 4)])
 def test_no_effort_proves_a_ball_with_a_flip(norm: float, levels: int) -> None:
     """With deeper balls and with better slopes; the more effort, the more is proved."""

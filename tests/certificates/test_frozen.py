@@ -98,6 +98,7 @@ def test_radii_are_those_of_the_other_inputs(
             assert found == pytest.approx(same, rel=0.03) or min(found, same) > math.sqrt(2)
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(
     ("kind", "arithmetic"), [*((kind, "exact") for kind in ALL), ("conv", "executed")]
@@ -184,6 +185,7 @@ def perceptron(act: Callable[[], nn.Module], n: int, seed: int) -> nn.Sequential
     return nn.Sequential(*layers[:-1])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("act", [nn.ReLU, nn.Tanh])
 def test_constants_are_those_of_the_other_inputs(act: type[nn.Module], norm: float) -> None:

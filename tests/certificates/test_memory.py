@@ -64,6 +64,7 @@ class Watch(TorchDispatchMode):
         return out
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CALLS)
 def test_no_tensor_is_larger_than_the_samples(name: str) -> None:
     """Copies in float64 of all samples would be twice as large."""
@@ -84,6 +85,7 @@ def alive() -> int:
     return sum(stores.values())
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("norm", [math.inf, 2.0, 1.0])
 @pytest.mark.parametrize("polish", ["all", "open", "none"])
 def test_a_sweep_is_freed_with_its_last_name(norm: float, polish: str) -> None:

@@ -68,6 +68,7 @@ def margin(model: nn.Module, x: Tensor) -> Tensor:
     return top[:, 0] - top[:, 1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("arithmetic", ["exact", "executed"])
 def test_no_radius_is_below_the_margin_over_the_constant(
     network: tuple[nn.Module, Tensor, Tensor], arithmetic: str

@@ -99,6 +99,7 @@ def test_linear_classifiers_have_known_distances(norm: float, domain: Domain) ->
         )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("norm", NORMS)
 def test_one_neuron_in_closed_form(norm: float) -> None:
     # theta = (1/2, relu(x1 - 1) + relu(x2 - 1)) at (0.2, 0.2): the nearest tie is at (1.5, 0.2),
@@ -180,6 +181,7 @@ def test_a_flat_margin_does_not_stop_the_search(norm: float) -> None:
 # On real networks, against flips.
 
 
+@pytest.mark.few(3)
 @pytest.mark.slow_cases("cnn-adv-1.0")
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", ["mlp", "cnn-adv", "gelu"])
@@ -194,6 +196,7 @@ def test_no_flip_lies_within_a_radius(name: str, norm: float) -> None:
     assert not proved(graph, x, y, result.values * 1.03, norm, BOX).any()
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("1.0", "2.0")
 @pytest.mark.parametrize("norm", NORMS)
 def test_the_methods_are_ordered(norm: float) -> None:
@@ -238,6 +241,7 @@ def test_auto_ends_where_the_exact_search_would_not() -> None:
     assert verify(graph, x, y, threat, "exact", at=beyond).proved.all()
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow_cases("cnn-adv-1.0", "cnn-adv-inf", "gelu-1.0", "gelu-inf")
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", ["mlp", "cnn-adv", "gelu"])
@@ -266,6 +270,7 @@ def test_a_method_that_is_gone_names_what_replaces_it(method: str) -> None:
         verify(graph, x, y, ws.Threat(INF, INF, 0.1), method)
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow_cases("1.0")
 @pytest.mark.parametrize("norm", NORMS)
 def test_radii_on_random_networks_are_below_the_exact_distances(norm: float) -> None:
@@ -299,6 +304,7 @@ def test_verify_says_what_radii_say(name: str) -> None:
             assert not beyond[i] and not beyond[values < at].any()
 
 
+@pytest.mark.slow
 def test_verify_by_better_methods_proves_more() -> None:
     graph, x, y = digits("mlp", 4)
     exact = found("mlp", 4, INF, "exact").values
@@ -368,6 +374,7 @@ def whole(method: str, count: int) -> Radii:
     return radii(*digits("mlp", count), INF, BOX, method, batch_size=2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow_cases("crown-1.0", "crown-2.0")
 @pytest.mark.parametrize(
     ("method", "order"), [("crown", 1.0), ("crown", 2.0), ("crown", INF), ("exact", INF)]
@@ -423,6 +430,7 @@ def test_spans_are_kept_for_few_samples_at_a_time(monkeypatch: pytest.MonkeyPatc
     assert longest and max(longest) == 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("norm", NORMS)
 def test_batches_and_order_do_not_matter(norm: float) -> None:
     graph, x, y = digits("mlp", 4)
@@ -595,6 +603,7 @@ def test_a_small_network_of_every_kind_of_layer() -> None:
         assert (result.values > 0).all() and (result.values < near.distances).all()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("norm", [1.0, 2.0, math.inf])
 def test_auto_takes_the_best_of_all_that_is_cheap(
     norm: float, monkeypatch: pytest.MonkeyPatch

@@ -957,6 +957,7 @@ def test_the_highest_margin_of_bounded_networks_with_many_entries_behind_few_sum
     assert Fraction(float(top[0, 1])) >= exact and float(top[0, 1]) < float(exact) * (1 + 1e-9)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_the_slope_at_infinity_behind_walls_that_cancel(mode: str) -> None:
     """A wall that is all rounding: `w u <= 0` allows u = 1, where the margin is 1, and `w` as

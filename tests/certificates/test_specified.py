@@ -33,6 +33,7 @@ def lengths(rows: Tensor, model: nn.Linear, norm: float) -> Tensor:
     return torch.linalg.vector_norm(rows.double() @ model.weight.detach(), DUAL[norm], dim=-1)
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("norm", DUAL)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("outputs", [1, 3])
@@ -47,6 +48,7 @@ def test_a_tolerance_of_a_linear_model(norm: float, method: str, outputs: int) -
     assert torch.allclose(found.values, exact, rtol=1e-6)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("norm", DUAL)
 @pytest.mark.parametrize("method", METHODS)
 def test_several_labels_and_own_rows_of_a_linear_model(norm: float, method: str) -> None:
@@ -168,6 +170,7 @@ def check_sound(seed: int) -> None:
         assert (at <= 0).all(), where
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_drawn_networks(seed: int) -> None:
     check_sound(seed)
@@ -179,6 +182,7 @@ def test_two_hundred_drawn_networks(seed: int) -> None:
     check_sound(seed)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("norm", DUAL)
 def test_classes_are_labels_to_the_last_bit(norm: float) -> None:
     torch.manual_seed(0)

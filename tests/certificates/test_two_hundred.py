@@ -118,6 +118,7 @@ def check(seed: int) -> None:
     check_losses(case)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", FEW)
 def test_a_few(seed: int) -> None:
     check(seed)

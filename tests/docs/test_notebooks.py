@@ -62,6 +62,7 @@ def run_or_slow(name: str) -> Any:
     return pytest.param(name, marks=pytest.mark.slow) if needs_zoo(name) else name
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", [run_or_slow(name) for name in NAMES])
 def test_a_tutorial_prints_what_it_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if needs_zoo(name):

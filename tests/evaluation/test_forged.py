@@ -75,6 +75,7 @@ def test_the_good_ones_hold(made: Path, voted: Path) -> None:
     assert found and {"votes.hits", "attack.high", "smoothing.rows"} <= set(found.fields)
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_forged_run_does_not_pass(name: str, made: Path, tmp_path: Path) -> None:
     change, expected = RUNS[name]

@@ -33,6 +33,7 @@ def test_there_are_fifty() -> None:
     assert len(PACKS) >= 50 and len(FORGED_RUNS) >= 30
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", list(PACKS)[::5])  # all of them below, which takes longer
 def test_a_forged_pack_does_not_fit_its_run(name: str, made: Path, tmp_path: Path) -> None:
     """By the seal and the files alone, without the model."""

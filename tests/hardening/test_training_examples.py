@@ -30,6 +30,7 @@ def test_hardening_with_proofs(tmp_path: Path) -> None:
     assert again[0] == after[0] and again[2] == after[2]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("loss", ["error", "chance"])
 def test_hardening_keeps_clean_accuracy(loss: str) -> None:
     """A budget that ruins the clean accuracy does not if little of it may be lost."""

@@ -86,6 +86,7 @@ def truth(norm: float, order: float, eps: float, mu: list[float], **others: floa
     return RiskCurve(distances, None, torch.tensor(mu) / sum(mu), order, **others)(eps)[1]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("norm", [1.0, 2.0, math.inf])
 @pytest.mark.parametrize("order", [1.0, 2.0])
 @pytest.mark.parametrize("others", [{}, {"label_cost": 0.06, "subpopulation": 0.7}])
@@ -115,6 +116,7 @@ def test_at_order_inf_counts_are_exact(nets: Path) -> None:
     assert decided(nets, given)[1].status == "fails"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("order", [1, "inf"])
 def test_the_margin_loss_of_a_linear_network(nets: Path, order: float | str) -> None:
     # On R^n the loss of every sample grows by the same slope.
@@ -130,6 +132,7 @@ def test_the_margin_loss_of_a_linear_network(nets: Path, order: float | str) -> 
         assert check_answer(property_, again).confirmed
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow_cases("others1-claim1")
 @pytest.mark.parametrize(
     "claim",
@@ -179,6 +182,7 @@ def forged(nets: Path, change: Callable[[dict[str, Any]], None]) -> dict[str, An
     return answer
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -82,6 +82,7 @@ def test_witness_in_closed_form(norm) -> None:
     ) == pytest.approx(0.25, rel=0.1)
 
 
+@pytest.mark.few(1)
 def test_slopes_and_curves_are_in_order(found) -> None:
     slack = 1 + 1e-9
     cumulative = found.infinity_so_far

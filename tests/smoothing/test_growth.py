@@ -44,6 +44,7 @@ def taken(p: Array, eps: float, order: float, seed: int) -> float:
     return float(ndtr(ndtri(p) - distance / SIGMA).mean())
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("order", [1.0, 1.5, 2.0, 3.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_known_probabilities(seed: int, order: float) -> None:

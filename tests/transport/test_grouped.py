@@ -105,6 +105,7 @@ def test_a_thousand_curves_are_the_worst_of_all_weights_and_plans() -> None:
         check(seed)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", range(24))
 def test_bends_inverse_and_area_agree_with_the_curve(seed: int) -> None:
     curve, _ = case(seed)

@@ -85,6 +85,7 @@ def test_a_subpopulation_at_eps_zero_is_its_worst_part() -> None:
         assert math.isclose(certified, left, abs_tol=1e-12)
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow_cases("0.6-1.0", "1.0-2.0")
 @pytest.mark.parametrize("order", [1.0, 2.0, INF])
 @pytest.mark.parametrize("share", [1.0, 0.6])

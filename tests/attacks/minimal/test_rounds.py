@@ -54,6 +54,7 @@ def data() -> tuple[Tensor, Tensor]:
     return x, net()(x).argmax(1)
 
 
+@pytest.mark.few(11)
 @pytest.mark.slow_cases(
     "1.0-from random",
     "1.0-from half-way",

@@ -129,6 +129,7 @@ REGIONS = {
 # ---------------------------------------------------------------- the whole engine
 
 
+@pytest.mark.few(2)
 @pytest.mark.slow_cases("l2", "l1", "box")
 @pytest.mark.parametrize("where", REGIONS)
 def test_all_norms_equal_brute_force(where: str) -> None:

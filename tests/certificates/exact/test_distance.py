@@ -337,6 +337,7 @@ def test_wrong_and_tied_samples_and_one_class() -> None:
 # ---------------------------------------------------------------- brute force
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("sizes", [(2, 8, 3), (3, 6, 6, 3), (4, 10, 3)])
 @pytest.mark.parametrize("norm", NORMS)
 def test_brute_force_over_cells(sizes: tuple[int, ...], norm: float) -> None:
@@ -569,6 +570,7 @@ def test_errors() -> None:
 # ---------------------------------------------------------------- the built-in digits
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", ["digits-mlp", "digits-mlp-adv"])
 @pytest.mark.parametrize("norm", NORMS)
 def test_digits_close_and_no_attack_is_nearer(name: str, norm: float) -> None:

@@ -139,6 +139,7 @@ def test_recession_identity_on_more_networks(first: int) -> None:
     check_recession_identity(range(first, first + 6))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_search_that_closes_at_zero_holds_each_neuron_once(norm: float) -> None:
     # Nothing grows here, so nodes are split until what their neurons lose is rounding noise.
@@ -148,6 +149,7 @@ def test_a_search_that_closes_at_zero_holds_each_neuron_once(norm: float) -> Non
     assert bound.lower == 0 and bound.upper <= 1e-11 and bound.info["nodes"] <= tree
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("norm", NORMS)
 def test_outputs_of_any_unit_take_the_same_search(norm: float) -> None:
     net = random_net((3, 6, 6, 3), seed=1)
@@ -199,6 +201,7 @@ def test_the_same_seed_gives_the_same_bound() -> None:
     assert (one.lower, one.upper, one.info["nodes"]) == (two.lower, two.upper, two.info["nodes"])
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("slope", [0.0, 0.2, -1.0])
 def test_node_bounds_hold_at_sampled_directions(norm: float, slope: float) -> None:
@@ -266,6 +269,7 @@ def test_support_uses_the_whole_set_of_maximisers() -> None:
     assert u.sum() == pytest.approx(1) and u[1] >= u[0] - 1e-9
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("seed", range(4))
 def test_practical_slope_is_below_and_reaches_it_with_samples_everywhere(
@@ -391,6 +395,7 @@ def load(name: str) -> Piecewise:
     )  # a regression net against a zero logit
 
 
+@pytest.mark.few(3)
 @pytest.mark.slow_cases("exlipbab_iris_4-6-6-3-inf", "exlipbab_wine_11-12-12-1-2.0")
 @pytest.mark.skipif(not (ZOO / "lipschitz").exists(), reason="no real networks")
 @pytest.mark.parametrize("norm", NORMS)

@@ -327,6 +327,7 @@ def test_touching_points_are_exact_in_higher_precision(name: str) -> None:
                     )
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("above", [True, False])
 def test_no_other_slope_has_a_line_with_less_area(name: str, above: bool) -> None:

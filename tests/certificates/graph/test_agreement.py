@@ -120,6 +120,7 @@ MUTANTS: dict[str, tuple[str, Any, nn.Module, tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", MUTANTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_wrong_translations_are_found(

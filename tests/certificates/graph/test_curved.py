@@ -83,6 +83,7 @@ def margins_at(graph: Graph, points: Tensor, y: Tensor) -> Tensor:
     return z.gather(2, y.expand(len(z), -1)[:, :, None]) - z
 
 
+@pytest.mark.few(5)
 @pytest.mark.slow_cases("vision*", "*-1.0-*", "*-inf-*")
 @pytest.mark.parametrize(("norm", "domain"), [(1.0, None), (2.0, BOX), (INF, BOX), (INF, None)])
 @pytest.mark.parametrize("name", MAKE)

@@ -193,6 +193,7 @@ def check(name: str, seed: int) -> bool:
     return proved
 
 
+@pytest.mark.few(7)
 @pytest.mark.slow_cases("Mish")
 @pytest.mark.parametrize("name", LAYERS)
 def test_margins_are_bounded_at_every_scale(name: str) -> None:

@@ -106,6 +106,7 @@ CHANGES: list[Callable[[Capped], None]] = [
 ]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes_are_seen(change: Callable[[Capped], None]) -> None:
     model = network()

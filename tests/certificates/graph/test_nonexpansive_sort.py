@@ -184,6 +184,7 @@ def test_balls_pass_through_sorting() -> None:
     assert (inside.scatter(1, y[:, None], INF).amin(1) > 0).all()
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("norm", [1.0, 2.0, INF])
 def test_the_norms_of_pairs(norm: float, mode: str) -> None:

@@ -129,6 +129,7 @@ def test_values_and_derivatives_stay_in_their_ranges(name: str) -> None:
     assert (slopes >= low[0] - slack).all() and (slopes <= high[0] + slack).all()
 
 
+@pytest.mark.few(13)
 @pytest.mark.slow_cases("kthvalue", "max pool, ceil mode")
 @pytest.mark.parametrize("name", SOME)
 def test_radii_and_lipschitz_constants_against_points(name: str) -> None:
@@ -180,6 +181,7 @@ def test_slopes_where_inputs_are_frozen(name: str) -> None:
         assert max(quotient, default=0.0) <= top * (1 + 1e-9) + 1e-12
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("operator", REFUSED, ids=lambda operator: operator.name)
 def test_what_cannot_be_certified_is_refused(operator: Operator) -> None:
     with pytest.raises(InputError):

@@ -51,6 +51,7 @@ def far_apart() -> nn.Sequential:
     )
 
 
+@pytest.mark.few(4)
 @pytest.mark.slow_cases("1.0-*", "2.0-[!c]*", "inf-branch")
 @pytest.mark.parametrize("method", ["crown", "ball", "branch", "exact", "auto"])
 @pytest.mark.parametrize("norm", NORMS)
@@ -182,6 +183,7 @@ def radii_of(seed: int, method: str) -> int:
 METHODS = ("crown", "ball", "branch", "exact", "auto")
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow_cases("branch", "ball")
 @pytest.mark.parametrize("method", METHODS)
 def test_radii_of_rescaled_networks(method: str) -> None:
@@ -200,6 +202,7 @@ def test_radii_of_five_hundred_rescaled_networks(start: int) -> None:
     )
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("loss", ["cross_entropy", "margin"])
 @pytest.mark.parametrize("name", ["dense", "conv", "smooth"])
 def test_both_sides_of_the_loss_of_rescaled_networks(name: str, loss: str) -> None:

@@ -470,8 +470,12 @@ def test_planes_of_shares_pay_for_their_sums(mode: str, monkeypatch: pytest.Monk
     s = torch.stack([8 * uniform(50, seed=23) - 4, torch.zeros(50, dtype=DOUBLE)], 1)
     odds = torch.stack([s[:, 0], -s[:, 0]], 1)
     zero = torch.zeros_like(s)
+    sigmoid = softmax.ACTIVATIONS["sigmoid"]
     bare = SimpleNamespace(
-        value=torch.sigmoid, touch=lambda slope, low, high, above: (low, torch.zeros_like(low))
+        value=torch.sigmoid,
+        chord=sigmoid.chord,
+        derivative=sigmoid.derivative,
+        touch=lambda slope, low, high, above: (low, torch.zeros_like(low)),
     )
     monkeypatch.setattr(softmax, "odds", lambda *box: (odds, odds))
     monkeypatch.setattr(softmax, "ACTIVATIONS", {"sigmoid": bare})

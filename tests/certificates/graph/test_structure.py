@@ -657,6 +657,7 @@ def test_other_activations_are_refused_by_name(layer: nn.Module, called: str) ->
     one_sentence(str(error.value))
 
 
+@pytest.mark.few(5)
 @pytest.mark.slow_cases("vision", "vision, fused")
 @pytest.mark.parametrize("name", CURVED)
 def test_transformers_and_their_parts(name: str) -> None:

@@ -46,6 +46,7 @@ class Step(nn.Module):
         return torch.cat([h, -h], 1)
 
 
+@pytest.mark.few(2)
 @pytest.mark.slow_cases("0.01--1.0-2.0")
 @pytest.mark.parametrize(
     ("beta", "threshold", "norm"),

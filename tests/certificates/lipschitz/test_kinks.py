@@ -71,6 +71,7 @@ def test_a_neuron_that_is_active_but_for_a_corner(method: str) -> None:
         assert found.exact
 
 
+@pytest.mark.few(3)
 @pytest.mark.slow_cases("sizes2-2-0.0-2.0", "sizes2-2-0.0-1.0")
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ def test_the_absolute_value_and_its_box() -> None:
     assert lipschitz(graph, 2, (-1.0, 1.0), method="exact").exact
 
 
+@pytest.mark.few(4)
 @pytest.mark.slow_cases("sizes3-0.2-2.0-*")
 @pytest.mark.parametrize("kind", ["R^n", "box", "l2 in a box"])
 @pytest.mark.parametrize(

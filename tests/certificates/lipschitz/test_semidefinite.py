@@ -75,6 +75,7 @@ def test_without_neurons_it_is_the_norm_of_the_matrix() -> None:
         assert semidefinite(net, r, s) == matrix_norm(net.C, r, s)
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize(("r", "s"), PAIRS)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_start_is_feasible_and_the_bound_above_the_jacobians_of_many_points(
@@ -171,6 +172,7 @@ def stacked() -> Graph:
     )
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("most", [0, 1000])
 @pytest.mark.parametrize("name", ["convolutions", "mlp", "blocks", "deep", "stacked"])
 def test_cut_into_pieces_it_stays_above_the_jacobians(name: str, most: int) -> None:

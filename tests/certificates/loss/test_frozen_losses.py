@@ -79,6 +79,7 @@ def above(graph: Graph, x: Tensor, y: Tensor, norm: float, loss: str, domain: Bo
     return (*sides, slope)
 
 
+@pytest.mark.few(2)
 @pytest.mark.slow_cases("smooth-1.0-*", "smooth-inf-*")
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("norm", NORMS)
@@ -114,6 +115,7 @@ def test_curves_of_losses(kind: str, norm: float, loss: str) -> None:
         assert slope == pytest.approx(same[5], rel=0.03)
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("kind", list(ALL))
 def test_margins_of_samples_with_boxes_of_their_own(kind: str, norm: float) -> None:
@@ -183,6 +185,7 @@ def test_worst_cases_refuse_the_box_and_hold_without_the_input(kind: str, norm: 
             assert seen - clean <= steepest.upper * eps + 1e-9
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("norm", NORMS)
 def test_steepest_chords_of_smooth_networks(norm: float, loss: str) -> None:
@@ -208,6 +211,7 @@ def test_steepest_chords_of_smooth_networks(norm: float, loss: str) -> None:
         assert upper == pytest.approx(alone.run(), rel=0.02, abs=1e-9)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_slopes_of_certificates(kind: str, norm: float) -> None:

@@ -68,6 +68,7 @@ def linear_worst_case(
     return float(answer.fun)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("norm", [1.0, 2.0, INF])
 @pytest.mark.parametrize("loss", ["cross_entropy", "margin"])
 def test_a_linear_model_is_exact(norm: float, loss: str) -> None:
@@ -115,6 +116,7 @@ def program(curve: OthersLossCurve, eps: float) -> float:
     return float(-answer.fun)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_lower_side_is_the_best_distribution(seed: int) -> None:
     model, x, y = network(seed)

@@ -46,6 +46,7 @@ def losses(e: Tensor, loss: str) -> Tensor:
     return found[loss].amax(1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("norm", NORMS)
 def test_linear_models_at_order_one_without_a_box(norm: float) -> None:
     """`E + ||w||_s eps`, times the steeper side of the pinball loss, with Huber's delta."""
@@ -65,6 +66,7 @@ def test_linear_models_at_order_one_without_a_box(norm: float) -> None:
         assert exact.lower == pytest.approx(truth, rel=1e-4) and exact.upper >= truth * (1 - 1e-15)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("norm", NORMS)
 def test_squared_errors_of_linear_models_at_order_two(norm: float) -> None:
     """`(sqrt(E e^2) + ||w||_s eps)^2`, which Minkowski's bound meets; infinite at order 1."""
@@ -83,6 +85,7 @@ def test_squared_errors_of_linear_models_at_order_two(norm: float) -> None:
     assert ws.loss_curve(flat, x, y, norm, 1, "squared", None)(0.2)[1] < INF
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("norm", NORMS)
 def test_targets_that_move_are_one_more_input(norm: float) -> None:
     """A linear model: the dual norm of `(w, 1 / kappa)`. The atoms cost what the budget allows."""
@@ -111,6 +114,7 @@ def test_targets_that_move_are_one_more_input(norm: float) -> None:
         curve.witness(0.2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("norm", NORMS)
 def test_moving_targets_in_a_box(norm: float) -> None:
     """Inputs have walls, targets have none; dear targets stay."""
@@ -132,6 +136,7 @@ def test_moving_targets_in_a_box(norm: float) -> None:
     assert with_cells[1].upper == pytest.approx(still.upper, abs=1e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("domain", [(0, 1), None])
 @pytest.mark.parametrize(
     "norm", [2.0, *(pytest.param(r, marks=pytest.mark.slow) for r in (1.0, INF))]
@@ -158,6 +163,7 @@ def test_curves_hold_exact_worst_cases(loss: str, norm: float, domain: Any) -> N
     assert found.verify(net) and found.cost <= 0.15
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_witnesses_are_evaluated(loss: str) -> None:
     net, x, y = small(2, outputs=2)

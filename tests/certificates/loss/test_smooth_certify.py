@@ -333,6 +333,7 @@ AXIS_2 = lattice(2.0, 0.05, 1.06, 1e3)
 BUDGETS = (0.05, 0.5, 3.0, 40.0)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("activation", "seed"), list(zip(ALL, range(len(ALL)))))
 def test_one_input_against_brute_force(activation: str, seed: int) -> None:
     net = Shallow.random(1, 5, 2 + seed % 2, activation, seed)

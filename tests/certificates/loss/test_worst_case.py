@@ -319,6 +319,7 @@ def test_chords_are_bounded_at_any_multiplier(loss: str, norm: float) -> None:
 # Brute force
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("domain", [(-1.0, 1.0), None])
 @pytest.mark.parametrize("order", [1, 2, math.inf])
 @pytest.mark.parametrize(("loss", "tolerance"), [("margin", 1e-9), ("cross_entropy", 1e-3)])
@@ -348,6 +349,7 @@ def test_against_a_grid_in_one_dimension(
         )
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("hidden", [[4], [3, 3]])
 @pytest.mark.parametrize("order", [1, 2])

@@ -78,6 +78,7 @@ def test_balls_are_not_left_out() -> None:
     assert search.level[0] == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("norm", [1, 2, "inf"])
 def test_a_radius_does_not_depend_on_the_batch(norm: float | str) -> None:
     model = ws.zoo.open_model("digits-mlp-adv").model

@@ -33,6 +33,7 @@ def least(lower: Tensor, y: Tensor) -> Tensor:
     return lower.scatter(1, y[:, None], INF).amin(1)
 
 
+@pytest.mark.few(4)
 @pytest.mark.slow_cases("max pooled-inf", "*-1.0", "* pooled-2.0", "joined-2.0")
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("kind", KINDS)

@@ -40,6 +40,7 @@ def network(kind: str) -> tuple[nn.Module, tuple[int, ...]]:
     return model.double(), shape
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("kind", ["mlp", "conv"])
 @pytest.mark.parametrize("radius", [0.0, 0.01, 0.1])
 @pytest.mark.parametrize("norm", [1.0, 2.0, math.inf])

@@ -145,6 +145,7 @@ def in_other_orders(model: nn.Module, points: Tensor) -> list[Tensor]:
     return found
 
 
+@pytest.mark.few(2)
 @pytest.mark.slow_cases("2-*", "3-*", "4-*")
 @pytest.mark.parametrize(
     ("seed", "dtype"), [*((seed, torch.float32) for seed in range(5)), (5, torch.float64)]

@@ -495,6 +495,7 @@ def test_values_along_rays_stay_in_their_ranges(name: str) -> None:
             )
 
 
+@pytest.mark.few(4)
 @pytest.mark.slow_cases("sizes6-*", "sizes4-*")
 @pytest.mark.parametrize(("sizes", "names", "kind", "gap"), [
     ([1, 6, 5, 3], ["gelu", "tanh"], "R^n", 1e-6),

@@ -66,6 +66,7 @@ def points_of(graph: Graph, x: Tensor, radius: Tensor) -> Tensor:
     return torch.stack(found)
 
 
+@pytest.mark.few(12)
 @pytest.mark.slow_cases("max pooled-66-*", "max pooled-*-65536")
 @pytest.mark.parametrize("dense", [0, 2**16])
 @pytest.mark.parametrize("most", [0, 66])  # layers times 2^-66 to 2^66

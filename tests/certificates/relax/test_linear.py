@@ -500,6 +500,7 @@ def attacked(
     return best
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", ["sigmoid", "tanh", "gelu", "silu", "smooth convolutions", "mlp"])
 def test_descent_does_not_get_below_the_bounds(name: str) -> None:
     graph = network(name)
@@ -554,6 +555,7 @@ def test_as_tight_as_the_bounds_of_a_single_region(
 # What the bounds must not depend on.
 
 
+@pytest.mark.few(3)
 @pytest.mark.slow_cases("pools-0")
 @pytest.mark.parametrize(
     ("name", "steps"),

@@ -53,6 +53,7 @@ def check_gradients(found: Gradients, x: Tensor, tighten: bool = True) -> None:
             )
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MAKE)
 def test_values_and_gradients_of_many_points_lie_within_their_bounds(name: str, kind: str) -> None:

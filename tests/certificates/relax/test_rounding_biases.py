@@ -78,6 +78,7 @@ def _scaled(mean: float) -> tuple[nn.Module, Decimal]:
     return model, (Decimal(HIGH) - Decimal(bias)) * 3 + Decimal(mean)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("make", [_normed, _scaled])
 @pytest.mark.parametrize("mean", [1e6 / 3, 54321.987, -314159.26])
 def test_radii_where_biases_cancel(make: object, mean: float) -> None:

@@ -42,6 +42,7 @@ def spans(graph: Graph, x: Tensor, norm: float, steps: int = 0) -> tuple[Tensor,
     return sweep.spans[second_convolution(graph)]
 
 
+@pytest.mark.few(3)
 @pytest.mark.slow_cases("activation2-2.0", "activation2-1.0", "activation1-1.0")
 @pytest.mark.parametrize("norm", [1.0, 2.0, math.inf])
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.LeakyReLU(0.1), nn.Sigmoid()])

@@ -94,6 +94,7 @@ def others(y: Tensor) -> list[list[int]]:
     return [[j for j in range(3) if j != label] for label in y.tolist()]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("norm", [1.0, 2.0, INF])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_bound_of_a_domain_holds_at_every_point_of_it(kind: str, norm: float) -> None:
@@ -134,6 +135,7 @@ def test_a_bound_of_a_domain_holds_at_every_point_of_it(kind: str, norm: float) 
     assert (covered[:, rivals[0]] >= 1).all()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "norm"),
     [("attention", "1"), ("attention", "2"), ("attention", "inf"), ("normed", "inf")],
