@@ -208,3 +208,18 @@ def test_where_there_are_no_windows() -> None:
         graph = read(net, SHAPE)
         assert Windows.of(graph, second_convolution(graph)) is None
         assert Windows.of(graph, 1) is None
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**-500])
+def test_what_cannot_move_adds_nothing_alone_or_in_a_batch(scale: float) -> None:
+    """An entry at a wall that is pushed against it, beside samples with more near walls."""
+    x = torch.full((3, 6), 0.5, dtype=torch.float64)
+    x[1, :3] = 0.0
+    x[2] = 0.01
+    balls = Balls.make(x, torch.full((3,), 0.2, dtype=torch.float64), 2.0, (0.0, 1.0))
+    rows = torch.tensor([[-2.0, -1.0, 0, 0, 0, 0], [-2.0, 0, 0, 3.0, 0, 4.0]]) * scale
+    rows = rows.double()
+    alone = balls.take(torch.tensor([1])).upper(rows, torch.tensor([0]))
+    together = balls.upper(torch.cat([rows, rows]), torch.tensor([1, 1, 2, 2]))[:2]
+    assert torch.equal(alone, together)
+    assert alone[0] == 0 and alone[1] == pytest.approx(5 * scale * 0.2)

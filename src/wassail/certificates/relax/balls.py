@@ -317,10 +317,13 @@ class CutBalls:
         gain = (step * (s - step / (2 * t[:, None]))).sum(1)
         # Not radius^2, which may underflow.
         value = (radius / t * radius + t * squares) / 2 + gain
-        # Squares of rows as short as that, and products with such radii, may underflow.
-        short = ~(squares + s.square().sum(1) > SHORT_SQUARE) | (radius < SHORT_RADIUS)
+        # Squares of rows as short as that, and products with such radii, may underflow. An entry
+        # that cannot move has no part in this, whether it fills up the near ones or not.
+        free = torch.where(room > 0, s, 0.0)
+        short = ~(squares + free.square().sum(1) > SHORT_SQUARE) | (radius < SHORT_RADIUS)
         if short.device != HOST or bool(short.any()):
-            value = torch.where(short, radius * rounding.length(a.double(), 2, 1), value)
+            movable = torch.cat([rest.double(), free], 1)
+            value = torch.where(short, radius * rounding.length(movable, 2, 1), value)
         value = torch.where(radius > 0, value, radius * value)  # NaN after an overflow
         return value * (1 + (a.shape[1] + 16) * UNIT)
 
