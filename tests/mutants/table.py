@@ -116,6 +116,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/loss/residual_certificate.py": _tests("rounding_residuals"),
     "certificates/loss/residual_curve.py": _tests("rounding_residuals"),
     "certificates/loss/residual_growth.py": _tests("rounding_residuals"),
+    "certificates/loss/residual_stairs.py": _tests("residual_stairs::rounded charged"),
     "certificates/loss/residuals.py": _tests("rounding_residuals"),
     "certificates/loss/worst_case.py": _tests("rounding_worst_case"),
     "certificates/prove/radius_search.py": _tests("rounding_radii"),

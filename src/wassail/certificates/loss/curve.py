@@ -420,20 +420,43 @@ class LossCurve(Record):
             extra: what each sample pays before it moves, `(N, 1)`, its price being `((d +
                 extra)/eps)^p`; default None, nothing.
         """
+        ends = torch.cat([self.grid, torch.full((1,), math.inf, dtype=torch.float64)])
+        return self.peaks_of(eps, lam, edge, ends, self.ceiling, self._lines(edge), extra)
+
+    def peaks_of(
+        self,
+        eps: float,
+        lam: float,
+        edge: Tensor,
+        ends: Tensor,
+        ceiling: Tensor,
+        lines: list[tuple[Tensor, Tensor]],
+        extra: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The same by bounds on T intervals.
+
+        Args:
+            eps: budget.
+            lam: multiplier, in units of the budget.
+            edge: where the intervals begin, `(T,)` or `(N, T)`.
+            ends: where they end.
+            ceiling: the loss there is at most this, `(N, T)`.
+            lines: left ends and slopes of lines above it, `(N, T)` each.
+            extra: as in `peaks`.
+        """
         p = self.order
         before = torch.zeros(1, dtype=torch.float64) if extra is None else extra
-        none = torch.full((1,), math.inf, dtype=torch.float64)
         peaks = []
-        for left, rise in self._lines(edge):
+        for left, rise in lines:
             free = (
                 torch.where(rise * eps > lam, math.inf, 0.0)
                 if p == 1
                 else eps * (rise * eps / (p * lam)) ** (1 / (p - 1)) - before
             )
-            corner = torch.where(rise > 0, edge + (self.ceiling - left).clamp(min=0) / rise, edge)
-            end = torch.minimum(torch.cat([self.grid, none]), corner)
+            corner = torch.where(rise > 0, edge + (ceiling - left).clamp(min=0) / rise, edge)
+            end = torch.minimum(ends, corner)
             where = torch.maximum(edge, torch.minimum(free, end))
-            top = torch.minimum(self.ceiling, left + rise * (where - edge))
+            top = torch.minimum(ceiling, left + rise * (where - edge))
             # any smaller price is sound, and this one does not overflow
             price = (((where + before) / eps) ** p).clamp(max=1e200)
             paid = lam * price

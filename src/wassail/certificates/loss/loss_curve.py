@@ -37,7 +37,7 @@ from wassail.certificates.lipschitz.ladder import lipschitz
 from wassail.certificates.loss.certificate import Certificate
 from wassail.certificates.loss.checks import check_labels, check_loss, check_samples, graph_of
 from wassail.certificates.loss.chords import clean_above, loss_above
-from wassail.certificates.loss.curve import LossCurve
+from wassail.certificates.loss.curve import LossCurve, budget_of
 from wassail.certificates.loss.grid import each, grid_of, width
 from wassail.certificates.loss.others import OthersLossCurve
 from wassail.certificates.loss.pairs import pairs_of
@@ -98,6 +98,7 @@ def loss_curve(
     subpopulation: Number = 1,
     quantile: Number = DEFAULT_QUANTILE,
     delta: Number = DEFAULT_DELTA,
+    eps: Sequence[Number] = (),
     progress: Progress = False,
 ) -> LossCurve:
     """The worst expected loss over `Omega_order(eps)` for every eps, from both sides (THEORY 2 and
@@ -138,6 +139,9 @@ def loss_curve(
         subpopulation: least share of the population that is there; default 1.
         quantile: of the pinball loss, which weighs outputs that are too low with it; default 0.5.
         delta: of the Huber loss, where it becomes linear; default 1.
+        eps: budgets that matter, which join the grid. For "absolute" and "pinball" on small ReLU
+            networks in a box the curve of this order is closed there by distances to errors of many
+            sizes, which takes seconds a sample; default none.
         progress: bool, or a callable that is given the share done; default False, no bar.
 
     Returns:
@@ -148,7 +152,7 @@ def loss_curve(
             raise InputError("a curve of errors knows its own slopes: give no certificate.")
         asked = Asked(norm, order, loss, domain, quantile, delta, arithmetic, points, grid, mu)
         asked = replace(asked, steps=steps, time_limit=time_limit, progress=progress)
-        asked = replace(asked, label_cost=label_cost, subpopulation=subpopulation)
+        asked = replace(asked, label_cost=label_cost, subpopulation=subpopulation, eps=eps)
         return regression_curve(model, x, y, asked)
     r = parse_norm(norm)
     p = parse_order(order)
@@ -160,7 +164,7 @@ def loss_curve(
     x = x.to(graph.device)
     y = y.to(graph.device)
     check_labels(graph, y)
-    radii = grid_of(grid, x, r, domain)
+    radii = sorted({*grid_of(grid, x, r, domain), *(b for b in map(budget_of, eps) if b > 0)})
     weights = sample_weights(mu, len(x))
     price, share = parse_label_cost(label_cost), parse_subpopulation(subpopulation)
     if price < math.inf or share < 1:
@@ -180,6 +184,7 @@ def loss_curve(
             arithmetic=graph.arithmetic,
             points=[pairs_of(part, y, *rows)[0] for part in points],
             grid=grid,
+            eps=eps,
             steps=steps,
             time_limit=None if end == math.inf else max(end - clock.now(), 1e-3),
             progress=progress,

@@ -14,12 +14,13 @@ from wassail.certificates import clock
 from wassail.certificates.graph.batches import batch_logits, check_batches
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
-from wassail.certificates.loss.curve import LossCurve
+from wassail.certificates.loss.curve import LossCurve, budget_of
 from wassail.certificates.loss.grid import grid_of
 from wassail.certificates.loss.others import OthersLossCurve
 from wassail.certificates.loss.recession import recession
 from wassail.certificates.loss.residual_curve import ResidualCurve
 from wassail.certificates.loss.residual_growth import Errors, Points, executed_lift, growth_above
+from wassail.certificates.loss.residual_stairs import stairs_above
 from wassail.certificates.loss.residuals import (
     Residuals,
     beside_targets,
@@ -70,6 +71,7 @@ class Asked:
     label_cost: Number = math.inf
     subpopulation: Number = 1
     progress: Progress = False
+    eps: Sequence[Number] = ()
 
 
 def regression_curve(model: Model | Graph, x: Tensor, y: Any, asked: Asked) -> LossCurve:
@@ -86,7 +88,9 @@ def regression_curve(model: Model | Graph, x: Tensor, y: Any, asked: Asked) -> L
     order = parse_order(asked.order)
     share = parse_subpopulation(asked.subpopulation)
     price = parse_label_cost(asked.label_cost)
+    budgets = [budget for budget in map(budget_of, asked.eps) if budget > 0]
     errors, radii = samples_of(model, x, y, asked, price)
+    radii = sorted({*radii, *budgets})
     weights = sample_weights(asked.mu, len(errors.x))
     with progress_bar(asked.progress, "loss curve") as report, clock.limited(end - clock.now()):
         found, cut = _points(errors, radii, asked.points, report)
@@ -95,6 +99,8 @@ def regression_curve(model: Model | Graph, x: Tensor, y: Any, asked: Asked) -> L
         above = growth_above(
             errors, radii, asked.steps, shift, lambda done: report(0.3 + 0.7 * done)
         )
+        places = budgets if share == 1 else []  # the worst share knows no stairs
+        stairs = stairs_above(errors, found, above, weights, order, places, report)
         grows = asked.loss == "squared" and _grows(errors, price)
         cut |= above.cut or clock.out_of_time()
     residuals = errors.residuals
@@ -126,6 +132,7 @@ def regression_curve(model: Model | Graph, x: Tensor, y: Any, asked: Asked) -> L
         margin=above.margin,
         shift=shift,
         grows=grows,
+        stairs=stairs,
     )
     return curve if share == 1 else _of_share(curve, weights, share)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from wassail.certificates.bound import below
 from wassail.certificates.loss.curve import LossCurve, budget_of, total_of
 from wassail.certificates.loss.population import PopulationLoss
+from wassail.certificates.loss.residual_stairs import Stairs
 from wassail.errors import InputError
 from wassail.rounding import UNIT
 from wassail.specification import Specification
@@ -35,6 +36,7 @@ class ResidualCurve(LossCurve):
         margin: certified Lipschitz constant of the outputs.
         shift: how far executed outputs may be from exact ones.
         grows: whether the error is known to grow without bound.
+        stairs: losses certified within radii of each sample's own; None where there are none.
     """
 
     targets: Tensor = field(kw_only=True)
@@ -44,6 +46,7 @@ class ResidualCurve(LossCurve):
     margin: float = field(default=math.inf, kw_only=True)
     shift: float = field(default=0.0, kw_only=True)
     grows: bool = field(default=False, kw_only=True)
+    stairs: Stairs | None = field(default=None, kw_only=True)
 
     def __call__(self, eps: Number) -> tuple[float, float]:
         """`(lower, upper)` on the worst expected loss at `eps >= 0`: evaluated from below,
@@ -55,6 +58,39 @@ class ResidualCurve(LossCurve):
         low, high = super().__call__(budget)
         high = min(high, self.by_lengths(budget))
         return below(low, high, "worst-case loss"), high
+
+    def tops(self, eps: float, edge: Tensor) -> Tensor:
+        """As `LossCurve.tops`, and by the stairs.
+
+        Args:
+            eps: radius.
+            edge: 0 and the radii of the grid.
+        """
+        top = super().tops(eps, edge)
+        if self.stairs is None:
+            return top
+        return torch.minimum(top, self.stairs.within(eps, self.slope))
+
+    def peaks(
+        self, eps: float, lam: float, edge: Tensor, extra: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """As `LossCurve.peaks`, and by the stairs.
+
+        Args:
+            eps: budget.
+            lam: multiplier, in units of the budget.
+            edge: 0 and the radii of the grid.
+            extra: what each sample pays before it moves.
+        """
+        value, price = super().peaks(eps, lam, edge, extra)
+        if self.stairs is None:
+            return value, price
+        radii, heights = self.stairs.radii, self.stairs.heights
+        left, ceiling = heights[:, :-1], heights[:, 1:]
+        ends = torch.cat([radii[:, 1:], torch.full_like(radii[:, :1], math.inf)], 1)
+        lines = [(left, torch.full_like(left, self.slope))]
+        own, cost = self.peaks_of(eps, lam, radii, ends, ceiling, lines, extra)
+        return torch.minimum(value, own), torch.where(own < value, cost, price)
 
     @property
     def infinite(self) -> bool:
