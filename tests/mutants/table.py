@@ -450,6 +450,11 @@ EXCUSED: dict[tuple[str, str, str], str] = {
     ): "the four units of `room` and of the directions cover it (see there)",
     ("search/input_boxes.py", "_smear", "1e-300"): STEERS,
     (
+        "search/products.py",
+        "ProductSweep._remainders",
+        "slack) + TINY\n        apart",
+    ): "`2 slack (size + rest)` is more than the entries need by what the last four sums need",
+    (
         "transport/confidence.py",
         "proportions",
         "np.nextafter(high, 1.0)",
