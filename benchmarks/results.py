@@ -27,6 +27,7 @@ from benchmarks.stage import RESULTS, Stage, Unit, commit, write
 STAGES = (
     "lipschitz",
     "certificates",
+    "methods",
     "gaps",
     "attacks",
     "autoattack",

@@ -17,6 +17,7 @@ from benchmarks.measure import INF, share
 from benchmarks.networks import fetch as fetching
 from benchmarks.networks.__main__ import main as networks
 from benchmarks.networks.files import FOLDER, NETWORKS, Missing, digest_of
+from benchmarks.pages import picture
 from benchmarks.pages.__main__ import differences, filled, marked
 from benchmarks.pages.tables import Results
 from benchmarks.results import STAGES, stage_of
@@ -193,6 +194,19 @@ def test_a_page_with_another_figure_is_found(tmp_path: Path) -> None:
     assert marked(tmp_path) == [page]
     told = differences(tmp_path)
     assert any(line.startswith("README.md is not what results/*.json say") for line in told)
+
+
+def test_a_picture_of_other_figures_is_found(tmp_path: Path) -> None:
+    row = {"id": picture.NETWORK, "norm": "linf", "eps": "0.1", "images": 2}
+    row |= {"distances": [0.1, 0.2], "radii": [0.05, 0.15]}
+    results = Results(tmp_path)
+    results.stages["gaps"] = {"tables": {"brackets": [row]}}
+    (tmp_path / picture.FILE).parent.mkdir(parents=True)
+    assert picture.differs(results, tmp_path)
+    picture.draw(results, tmp_path)
+    assert not picture.differs(results, tmp_path)
+    row["radii"] = [0.05, 0.1]
+    assert picture.differs(results, tmp_path)
 
 
 # ---- networks

@@ -1,4 +1,4 @@
-"""Write docs/results, and the figures of other pages, from results/*.json.
+"""Write docs/results, the picture of the README and the figures of other pages from results/*.json.
 
     python -m benchmarks.pages [--check]
 
@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.code import ROOT
+from benchmarks.pages import picture
 from benchmarks.pages.content import pages
 from benchmarks.pages.glance import glance
 from benchmarks.pages.tables import Results
@@ -75,6 +76,11 @@ def differences(root: Path = ROOT) -> list[str]:
             found.append(
                 f"{name} is not what results/*.json say: run `python -m benchmarks.pages`."
             )
+    if picture.differs(Results(root / "results"), root):
+        found.append(
+            f"{picture.FILE.as_posix()} is drawn from other figures than results/gaps.json has: "
+            "run `python -m benchmarks.pages`."
+        )
     for path in sorted(own.glob("*.md")):
         if path not in wanted:
             found.append(f"docs/results/{path.name} has no results file behind it: delete it.")
@@ -95,6 +101,10 @@ def main(words: list[str] | None = None) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
             print(path.relative_to(ROOT))
+    results = Results()
+    if picture.differs(results):
+        picture.draw(results)
+        print(picture.FILE)
     return 0
 
 

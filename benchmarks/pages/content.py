@@ -10,6 +10,7 @@ from benchmarks.networks.files import NETWORKS
 from benchmarks.pages.glance import glance
 from benchmarks.pages.tables import (
     NONE,
+    Cell,
     Results,
     Row,
     both,
@@ -575,10 +576,72 @@ def population(results: Results) -> str:
     return text + markdown(columns, rows) + source(results, "coverage")
 
 
+def defaults(results: Results) -> str:
+    """The default beside the methods that it is made of."""
+    text = (
+        "# The default beside its methods\n\n"
+        "`auto` is what a call without options takes; the other columns are its parts, asked for "
+        "by name. One run, one CPU thread. *Ratio*: what `auto` found to what the best part found, "
+        "*time* likewise: 1 and 1 would be that part itself.\n"
+    )
+    for asked, unit, form in (("radii", "mean radius", ".4g"), ("verify", "images proved", ".0f")):
+        rows = results.table("methods", asked)
+        if not rows:
+            continue
+        parts = sorted({part for row in rows for part in row["found"]} - {"auto"})
+        columns = [("network", code("network")), ("threat", threat), ("right", field("right", "d"))]
+        columns += [(part, found_by(part, form)) for part in ("auto", *parts)]
+        columns += [("best part", field("best")), ("ratio", field("ratio", ".3f"))]
+        columns += [("time", field("time", ".2f"))]
+        text += (
+            f"\n## `{asked}`: {unit}, s an image\n\n"
+            f"The first {rows[0]['images']} images of each network, and of these those that are "
+            "classified right.\n\n"
+        )
+        text += markdown(columns, rows)
+    return text + source(results, "methods")
+
+
+def found_by(part: str, form: str) -> Cell:
+    """What a method found, and the seconds that it took."""
+
+    def cell(row: Row) -> str:
+        if part not in row["found"]:
+            return NONE
+        return f"{row['found'][part]:{form}} ({row['seconds'][part]:.2g} s)"
+
+    return cell
+
+
+def regression(results: Results) -> str:
+    """Accuracy within a tolerance, and the mean absolute error."""
+    rows = results.table("regression", "regression")
+    text = (
+        "# Regression\n\n"
+        f"Networks of ExLipBaB on their tables, {rows[0]['samples']} samples; features in units of "
+        "their standard deviations, the domain is the range of each feature. *Within*: accuracy "
+        "within a tolerance of each sample, at least..at most over the ball, by `ws.sandwich`. "
+        "*Error*: the worst mean absolute error, from both sides, by `ws.loss_curve`.\n\n"
+    )
+    columns = [
+        ("network", code("network")),
+        ("norm", lambda r: f"l{r['norm']}"),
+        ("order", field("order")),
+        ("eps", field("eps", "g")),
+        ("within, %", lambda r: both(r["within_low"], r["within_high"])),
+        ("s", field("seconds", ".1f")),
+        ("error", lambda r: f"{r['error_low']:.4f}..{r['error_high']:.4f}"),
+        ("gap, %", field("error_gap", ".2f")),
+        ("s, all orders and eps", field("error_seconds", ".0f")),
+    ]
+    return text + markdown(columns, rows) + source(results, "regression")
+
+
 # page -> the stages of which at least one is needed, and who writes it
 PAGES: dict[str, tuple[tuple[str, ...], Callable[[Results], str]]] = {
     "attacks": (("attacks", "autoattack"), attacks),
     "certificates": (("certificates", "gaps", "vnncomp"), certificates),
+    "defaults": (("methods",), defaults),
     "lipschitz": (("lipschitz",), lipschitz),
     "smoothing": (("smoothing",), smoothing),
     "training": (("training",), training),
@@ -589,10 +652,12 @@ PAGES: dict[str, tuple[tuple[str, ...], Callable[[Results], str]]] = {
     "vnnlib": (("vnnlib",), vnnlib),
     "distributions": (("distributions",), distributions),
     "population": (("coverage",), population),
+    "regression": (("regression",), regression),
 }
 ABOUT = {
     "attacks": "minimal perturbations and AutoAttack beside other tools",
     "certificates": "verified accuracy, both sides over Wasserstein balls, VNN-COMP",
+    "defaults": "the default of `radii` and `verify` beside each of its methods alone",
     "lipschitz": "exact Lipschitz constants",
     "smoothing": "certificates under Gaussian noise",
     "training": "training for Omega_1",
@@ -603,6 +668,7 @@ ABOUT = {
     "vnnlib": "sets of VNN-COMP 2025",
     "distributions": "properties of distributions, decided and checked",
     "population": "how often limits for the population hold, by simulation",
+    "regression": "accuracy within a tolerance and mean absolute error of regressions",
 }
 
 

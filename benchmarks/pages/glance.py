@@ -94,13 +94,13 @@ def sdp(results: Results) -> Triple:
 
 def omega(results: Results) -> Triple:
     """Both sides over Omega_1."""
-    question = "accuracy over Omega_1, certified..attacked"
+    question = "accuracy over Omega_1 at half the eps of the training, certified..attacked"
     rows = results.table("gaps", "brackets")[:3]
     if not rows:
         return question, NONE, NONE
     cells = [
-        f"`{row['network']}` {row['norm']} {row['eps']}, {row['images']} images: "
-        f"{both(row['certified_1'], row['attacked_1'])} %"
+        f"`{row['network']}` {row['norm']} {row['eps']} / 2, {row['images']} images: "
+        f"{both(row['certified_half'], row['attacked_half'])} %"
         for row in rows
     ]
     return question, "; ".join(cells), "no other tool bounds it from both sides"
