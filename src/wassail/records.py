@@ -26,10 +26,7 @@ from wassail.threat import Boxes, Groups, Threat, boxes_of, parse_groups
 
 _AnyRecord = TypeVar("_AnyRecord", bound="Record")
 LOW, HIGH = ":low", ":high"  # of a threat with boxes of its own
-_TENSORS: dict[str, type[Specification | Boxes]] = {
-    "Specification": Specification,
-    "Boxes": Boxes,
-}
+_TENSORS: dict[str, type[Specification | Boxes]] = {"Specification": Specification, "Boxes": Boxes}
 _PARTS = re.compile(r"\[.*\]")  # what stands in brackets of an annotation is not looked at
 
 
@@ -74,8 +71,7 @@ class Record:
         if header.get("wassail") != cls.__name__:
             raise InputError(
                 f"{str(path)!r} holds {header.get('wassail', 'something else')}, not "
-                f"{cls.__name__}: "
-                "load it with the class that saved it."
+                f"{cls.__name__}: load it with the class that saved it."
             )
         try:
             plain = {name: _rich(value) for name, value in json.loads(header["fields"]).items()}

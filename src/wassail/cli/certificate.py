@@ -160,9 +160,8 @@ def _print_certificate(
 
 def _modules_entry(modules: Corollary) -> dict[str, Any]:
     def plain(value: Any) -> Any:
-        return (
-            None if isinstance(value, float) and not math.isfinite(value) else value
-        )  # JSON has no infinity
+        # JSON has no infinity.
+        return None if isinstance(value, float) and not math.isfinite(value) else value
 
     sides = {name: plain(getattr(modules, name)) for name in ("paper", "ours", "local")}
     rows = [{name: plain(value) for name, value in row._asdict().items()} for row in modules.rows]

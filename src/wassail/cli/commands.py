@@ -39,12 +39,7 @@ from wassail.cli.signoff import (
     threats_of,
 )
 from wassail.cli.smooth import OWN, evaluate_smoothed
-from wassail.cli.task import (
-    check_task_options,
-    names_in,
-    targets_from,
-    task_from,
-)
+from wassail.cli.task import check_task_options, names_in, targets_from, task_from
 from wassail.errors import InputError
 from wassail.evaluation.settings import Choices
 from wassail.names import ATTACKS, EXPORTS, FIGURES
@@ -172,8 +167,7 @@ def _asked(options: argparse.Namespace) -> _Asked:
 def attack_options(words: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Attacks with their options: `wda:kappa=4,step=8/255`.
 
-    Args:
-        words: names, perhaps with options behind a colon.
+    words: names, perhaps with options behind a colon.
     """
     found: dict[str, dict[str, Any]] = {}
     for word in words:
@@ -215,11 +209,7 @@ def _print_run(
 ) -> None:
     """The run on the terminal, and its pages beside it.
 
-    Args:
-        options: of the command line.
-        run: the evaluation.
-        folder: the run directory, or None.
-        verdicts: on the requirements.
+    options: of the command line; folder: the run directory, or None.
     """
     from wassail.report.terminal import points_text, print_evaluation, print_landmarks
 

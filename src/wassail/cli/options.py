@@ -16,16 +16,13 @@ SUMMARY = (
     "your data?"
 )
 
-
 RUN_FILES = "the run, report.html and sandwich.svg"
-
 
 # The demo: samples, of 500; the gap that it closes at its first order, in points; and the seconds
 # that it may take for that. It takes some 80 of one core, or half of them on two.
 DEMO_SAMPLES = 50
 DEMO_GAP = "9.9"
 DEMO_SECONDS = "120"
-
 
 # Options that several commands have, as argparse is given them.
 SHARED: dict[str, dict[str, Any]] = {
@@ -47,7 +44,6 @@ SHARED: dict[str, dict[str, Any]] = {
     "--quiet": {"action": "store_true", "help": "no progress bar or lines"},
 }
 
-
 # Options of earlier versions, and what replaces them.
 GONE = {
     **{name: f"--attacks wda:{name[2:]}=VALUE" for name in ("--step", "--topk", "--kappa")},
@@ -68,10 +64,7 @@ def refuse_gone(words: Iterable[str]) -> None:
 def shared(group: argparse._ActionsContainer, name: str, **own: Any) -> None:
     """Add an option that several commands have.
 
-    Args:
-        group: a parser, or a group of its options.
-        name: of the option.
-        own: what is different for this command.
+    group: a parser, or a group of its options; own: what is different for this command.
     """
     group.add_argument(name, **(SHARED[name] | own))
 
@@ -154,9 +147,7 @@ def model_options(
         help="the file is your own: .pt2, which runs code; .onnx without a first pass",
     )
     group.add_argument(
-        "--one-logit",
-        action="store_true",
-        help="the model has one output, positive for class 1",
+        "--one-logit", action="store_true", help="the model has one output, positive for class 1"
     )
     shared(group, "--dataset")
     if required:
@@ -168,9 +159,7 @@ def model_options(
             "hf:NAME, module:factory (default: %(default)s)",
         )
         group.add_argument(
-            "--ids",
-            metavar="FILE",
-            help="image folders: the images to use, one path a line",
+            "--ids", metavar="FILE", help="image folders: the images to use, one path a line"
         )
         group.add_argument(
             "--preprocessing",
@@ -178,9 +167,7 @@ def model_options(
             help="image folders: Res256Crop224, Crop288, ... as RobustBench names them",
         )
         group.add_argument(
-            "--classes",
-            metavar="A,B,C",
-            help="names of all classes in the order of the model",
+            "--classes", metavar="A,B,C", help="names of all classes in the order of the model"
         )
 
 
@@ -261,10 +248,7 @@ def cluster_options(group: argparse._ArgumentGroup) -> None:
         help="--ray: GPUs of each, perhaps 0.5 (default: 0)",
     )
     group.add_argument(
-        "--chunk-timeout",
-        default=None,
-        metavar="S",
-        help="--ray: a chunk that takes longer hangs",
+        "--chunk-timeout", default=None, metavar="S", help="--ray: a chunk that takes longer hangs"
     )
 
 

@@ -74,8 +74,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End with the exit code of bad input.
 
-        Args:
-            message: what argparse has to say.
+        message: what argparse has to say.
         """
         said = printable(message)
         self.exit(BAD_INPUT, f"wassail: {said}; see `{self.prog} --help`.\n")
@@ -271,10 +270,7 @@ def _runs_evaluate(
 ) -> None:
     """Give a command that runs `evaluate` the defaults of all options that it does not have.
 
-    Args:
-        parser: of the command.
-        evaluate: the parser of `evaluate`.
-        own: defaults of the command's own.
+    evaluate: the parser of `evaluate`; own: defaults of the command's own.
     """
     mine = {action.dest for action in parser._actions}
     known = {name: value for name, value in evaluate._defaults.items() if name not in mine}
@@ -287,9 +283,8 @@ def _demo_command(demo: argparse.ArgumentParser, evaluate: argparse.ArgumentPars
     demo.add_argument(
         "model", nargs="?", default="digits-cnn-adv", help="a built-in model (default: %(default)s)"
     )
-    threat_options(
-        demo, eps="0.05", threads=1, out=f"{RUN_FILES} (default: wassail-demo)"
-    )  # a tiny network needs one thread; proofs of two samples run side by side
+    # A tiny network needs one thread; proofs of two samples run side by side.
+    threat_options(demo, eps="0.05", threads=1, out=f"{RUN_FILES} (default: wassail-demo)")
     run_options(demo, certify="auto", seconds=DEMO_SECONDS, gap=DEMO_GAP)
     _runs_evaluate(
         demo,

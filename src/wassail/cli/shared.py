@@ -38,10 +38,8 @@ def known(kind: str, names: Sequence[str], valid: Collection[str]) -> None:
 def refuse(options: argparse.Namespace, names: Sequence[str], reason: str) -> None:
     """Refuse options of `evaluate` that were given where they say nothing.
 
-    Args:
-        options: of the command line.
-        names: of the options, as attributes.
-        reason: how the sentence goes on behind the option.
+    options: of the command line; names: of the options, as attributes; reason: how the sentence
+    goes on behind the option.
     """
     for name in names:
         if getattr(options, name) != options.usual[name]:

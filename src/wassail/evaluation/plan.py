@@ -213,8 +213,7 @@ def _others(threat: Threat) -> tuple[Any, ...]:
 def others_config(others: Mapping[str, Any]) -> dict[str, Any]:
     """What `others_of` found, as plain values; nothing for a run where inputs move only.
 
-    Args:
-        others: `label_cost`, `subpopulation` and `groups`, or nothing.
+    others: `label_cost`, `subpopulation` and `groups`, or nothing.
     """
     if not others:
         return {}
@@ -230,9 +229,7 @@ def others_config(others: Mapping[str, Any]) -> dict[str, Any]:
 def read_others(config: Mapping[str, Any], n: int) -> dict[str, Any]:
     """What `others_config` wrote.
 
-    Args:
-        config: of a run.
-        n: how many samples it has.
+    n: how many samples it has.
     """
     kept = config.get("others")
     if kept is None:

@@ -25,14 +25,7 @@ from wassail.evaluation.chunks import unpack
 from wassail.evaluation.criterion import Criterion, read_criterion
 from wassail.evaluation.ladder import DRAWN, Ladder, key_of, looks
 from wassail.evaluation.landmarks import Landmark, read_plain
-from wassail.evaluation.plan import (
-    AUTO,
-    Unit,
-    plan,
-    read_others,
-    read_threats,
-    with_passes,
-)
+from wassail.evaluation.plan import AUTO, Unit, plan, read_others, read_threats, with_passes
 from wassail.evaluation.result import Finding, Outcome, Row
 from wassail.evaluation.store.store import Store
 from wassail.threat import Threat
@@ -239,9 +232,8 @@ class Reading:
         # NaN fails the last comparison too.
         if part.shape != (size,) or part.dtype != kind or not (part >= 0).all():
             raise InputError(
-                f"{name!r} of chunk {chunk} of {key!r} in {str(self.store.folder)!r} is not "
-                "what this program writes: the "
-                "run was changed, so trust none of it."
+                f"{name!r} of chunk {chunk} of {key!r} in {str(self.store.folder)!r} is not what "
+                "this program writes: the run was changed, so trust none of it."
             )
         return part
 
@@ -407,8 +399,7 @@ class Reading:
             ):
                 raise InputError(
                     f"the pooled distances in {str(self.store.folder)!r} are not those of the "
-                    "attacks: the run was changed, so "
-                    "trust none of it."
+                    "attacks: the run was changed, so trust none of it."
                 )
         else:
             known, classes = (
@@ -443,9 +434,8 @@ class Reading:
         distances = self._standing(unit.key)
         fields = self.fields(unit.key)
         said = next((item for item in fields if "share" in item), None)
-        if (
-            fields and said is None
-        ):  # nothing could be computed: no row is better than one that says the clean accuracy
+        # Nothing could be computed: no row is better than one that says the clean accuracy.
+        if fields and said is None:
             return
         share, title = (said["share"], str(said["title"])) if said else (None, unit.entry.title)
         attacked = ~wrong
@@ -514,9 +504,8 @@ class Reading:
         kept = (
             [] if key is None else [fields for fields in self.fields(key) if self._is_done(fields)]
         )
-        if (
-            key is None or not kept or not all("arithmetic" in fields for fields in kept)
-        ):  # an older run
+        # An older run.
+        if key is None or not kept or not all("arithmetic" in fields for fields in kept):
             return
         right = self.column(key, "values") > 0
         if not right.any():
@@ -581,9 +570,8 @@ class Reading:
                     "unstable",
                     "warning",
                     f"{lost} stored flips were not {result.words.wrong}, in the box or as near as "
-                    "stated when they were looked at "
-                    "again, and do not count: the model's answers depend on the batch or on "
-                    "chance.",
+                    "stated when they were looked at again, and do not count: the model's answers "
+                    "depend on the batch or on chance.",
                 )
             else:
                 yield Finding(

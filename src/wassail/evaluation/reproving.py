@@ -94,8 +94,7 @@ def prove_again(run: Outcome, model: Model, share: float, seed: int, notes: Note
     most = most_false(n, count)
     notes.checked.append(
         f"{count} of {n} radii above 0, drawn at random, were proved again: at "
-        f"{100 * CONFIDENCE:g} % confidence "
-        f"at most {most} of {n} are false."
+        f"{100 * CONFIDENCE:g} % confidence at most {most} of {n} are false."
     )
     notes.unchecked.append(f"the other {n - count} radii.")
 

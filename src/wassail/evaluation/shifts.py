@@ -59,9 +59,7 @@ def is_image(shape: tuple[int, ...]) -> bool:
 def shift_of(name: str, seed: int = 0) -> Shift:
     """A known shift by its name, for example `jpeg-50`.
 
-    Args:
-        name: kind and severity.
-        seed: of the random shifts.
+    seed: of the random shifts.
     """
     kind, _, text = name.rpartition("-")
     if kind not in KINDS:

@@ -51,11 +51,7 @@ def row_of(
 ) -> dict[str, Any]:
     """Both sides of both classifiers at one budget.
 
-    Args:
-        proof: what the votes prove.
-        found: the attack, or None.
-        eps: budget.
-        order: Wasserstein order.
+    proof: what the votes prove; found: the attack, or None.
     """
     reached = None if found is None else found.flips
     certified, attacked = proof.curve(order, reached)(eps)
@@ -71,11 +67,7 @@ def row_of(
 
 
 def is_smoothed(folder: str | PathLike[str]) -> bool:
-    """Whether a folder holds the results of a smoothed model; refused if it holds a run, too.
-
-    Args:
-        folder: of any origin.
-    """
+    """Whether a folder holds the results of a smoothed model; refused if it holds a run, too."""
     place = Path(folder)
     if not os.path.lexists(place / SMOOTHED):
         return False

@@ -89,9 +89,8 @@ def verify(
     if run.radii is not None:
         prove_again(run, model, share, drawn, notes)
     notes.unchecked.append(
-        "the passes and times, what the checks before the attacks said, and the names and "
-        "versions in the configuration: "
-        "only another run tells."
+        "the passes and times, what the checks before the attacks said, and the names and versions "
+        "in the configuration: only another run tells."
     )
     return notes.result(fields_of(run), drawn)
 
@@ -540,8 +539,7 @@ class _Folder:
         )
         self.notes.unchecked.append(
             "the other attacks and samples, which were not attacked again: flips that were left "
-            "out make the attacked figures "
-            "weaker than they could be, never false."
+            "out make the attacked figures weaker than they could be, never false."
         )
 
     def _settings(self, start: int, stop: int) -> Settings:

@@ -13,23 +13,12 @@ from wassail.threat import parse_eps, parse_norm
 from wassail.zoo import MODELS
 
 ORDERS = (1.0, 2.0, math.inf)
-
-
 SAMPLES = 200
-
-
 PASSES = 1000  # of `nearest`: far fewer than AutoAttack's
-
-
 THREATS = {math.inf: "Linf", 2.0: "L2"}  # RobustBench's names
 
-
-EMBEDDED = {
-    math.inf: 0.1,
-    2.0: 0.5,
-    1.0: 2.0,
-}  # budgets of the embedded networks; linf: what they were trained for
-
+# Budgets of the embedded networks; linf: what they were trained for.
+EMBEDDED = {math.inf: 0.1, 2.0: 0.5, 1.0: 2.0}
 
 ROBUSTBENCH = {
     ("cifar10", math.inf): 8 / 255,
@@ -37,7 +26,6 @@ ROBUSTBENCH = {
     ("cifar100", math.inf): 8 / 255,
     ("imagenet", math.inf): 4 / 255,
 }
-
 
 NORMS = {"1": 1.0, "l1": 1.0, "2": 2.0, "l2": 2.0, "inf": math.inf, "linf": math.inf}
 
@@ -56,7 +44,6 @@ class Column:
 
 CLEAN = Column("clean", "clean", "clean", 0.0)
 
-
 PAPER = (
     CLEAN,
     Column("wda-1", "WDA k=2", "wda", 1.0),
@@ -72,16 +59,13 @@ PAPER = (
     Column("a3-wda", "A3-WDA", "a3-wda", math.inf),
 )
 
-
 OURS = tuple(
     Column(f"{attack}-{order:g}", title, attack, order)
     for attack, title in (("nearest", "nearest"), ("all", "pooled"))
     for order in ORDERS
 )
 
-
 COLUMNS = PAPER + OURS
-
 
 ATTACKS = tuple(
     dict.fromkeys(column.attack for column in COLUMNS if column.attack not in {"clean", "all"})
@@ -144,7 +128,6 @@ class Claim:
 
 
 POINTWISE = ("apgd-ce", "apgd-dlr", "autoattack", "a3", "a3-wda")
-
 
 CLAIMS = (
     Claim(

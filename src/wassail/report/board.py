@@ -142,12 +142,7 @@ def vars_of(line: Published) -> dict[str, Any]:
 
 
 def entry(run: Evaluation, known: Standing = UNKNOWN) -> dict[str, Any]:
-    """One run for the feed; certified figures are rounded down and attacked ones up, in %.
-
-    Args:
-        run: the evaluation.
-        known: how it stands.
-    """
+    """One run for the feed; certified figures are rounded down and attacked ones up, in %."""
     model = run.info.get("model", {})
     way = again(run)
     figures = {}

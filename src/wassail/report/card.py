@@ -27,9 +27,7 @@ CONFIDENCE = 0.95
 def model_card(run: Evaluation, verdicts: Sequence[Verdict] = ()) -> str:
     """A section for a model card, in Markdown.
 
-    Args:
-        run: the evaluation.
-        verdicts: the requirements that were checked.
+    verdicts: the requirements that were checked.
     """
     parts = [
         "## Robustness under shifts of the data",

@@ -261,8 +261,7 @@ def to_robustbench(
         boards = ", ".join(f"{data} {norm}" for data, norm in BOARDS)
         raise InputError(
             f"RobustBench has no board for {known or run.data!r} and {run.threat}: it has "
-            f"{boards}, images in [0, 1]; give its "
-            "name of the data set if it is another here."
+            f"{boards}, images in [0, 1]; give its name of the data set if it is another here."
         )
     eps = run.threat.eps
     here = {order: run.curve(order)(eps) for order in run.orders}
@@ -372,9 +371,8 @@ def to_npz(run: Evaluation, path: FilePath) -> Export:
     read.
     """
     names = [visible(name) for name in run.ids]
-    if (
-        4 * len(names) * max(map(len, names), default=0) > ID_BYTES
-    ):  # each is as long as the longest in an array
+    # Each is as long as the longest in an array.
+    if 4 * len(names) * max(map(len, names), default=0) > ID_BYTES:
         raise InputError(
             f"an id of {max(map(len, names))} characters is too long for an array: export the "
             "run as CSV."

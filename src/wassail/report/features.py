@@ -15,10 +15,8 @@ SHOWN = 5  # features of one sample, those that change most
 def changes(about: Mapping[str, Any], sample: Tensor, flip: Tensor) -> list[tuple[str, str, str]]:
     """Feature, before and after for the features that change most, in original units.
 
-    Args:
-        about: what a run records of its data: `features`, perhaps `low` and `scale`.
-        sample: `(F,)`, as the model gets it.
-        flip: `(F,)`.
+    about: what a run records of its data: `features`, perhaps `low` and `scale`; sample: `(F,)`, as
+    the model gets it; flip: `(F,)`.
     """
     names = about.get("features")
     size = sample.numel()
@@ -41,9 +39,7 @@ def feature_ranges(about: Mapping[str, Any], sample: Tensor) -> Tensor | None:
     """The range of each feature as the model gets it, `(F,)`, to draw all of them on one scale;
     None where they have no boxes of their own.
 
-    Args:
-        about: what a run records of its data: `low`, `high` and `scale`.
-        sample: `(F,)`.
+    about: what a run records of its data: `low`, `high` and `scale`; sample: `(F,)`.
     """
     kept = [about.get(key) for key in ("low", "high", "scale")]
     if sample.ndim != 1 or not all(isinstance(part, list) for part in kept):

@@ -68,8 +68,7 @@ def fragile_panel(run: Evaluation, count: int) -> Panel | None:
     lead = (
         f"The {len(chosen)} correct samples with the nearest flips, the nearest first: "
         f"{_changes_text(run)} In the third picture grey is no change, and the change is enlarged "
-        "by the factor "
-        f"below it. {smoothed_text(size)}{note}"
+        f"by the factor below it. {smoothed_text(size)}{note}"
     )
     strips = bool(shape) and shape[0] == 1
     return Panel([render("fragile.html.j2", items=items, strips=strips)], lead)
@@ -134,8 +133,7 @@ def _ordinal(count: int) -> str:
 def window(shape: tuple[int, ...]) -> int:
     """The side of the squares that a change in linf is averaged over: odd, 1 for no average.
 
-    Args:
-        shape: height and width of the picture.
+    shape: height and width of the picture.
     """
     side = min(shape)
     return 1 if side < SMOOTHED else 2 * max(1, round(side / 20)) + 1
@@ -160,8 +158,7 @@ def smoothed(change: Tensor, size: int) -> Tensor:
 def smoothed_text(size: int) -> str:
     """What the third picture shows where it is an average.
 
-    Args:
-        size: side of the square.
+    size: side of the square.
     """
     if size == 1:
         return ""

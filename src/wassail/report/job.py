@@ -12,9 +12,7 @@ from wassail.report.card import model_card
 def job_summary(run: Evaluation, verdicts: Sequence[Verdict] = ()) -> str:
     """The answer first, then the section of the model card.
 
-    Args:
-        run: the evaluation.
-        verdicts: the requirements that were checked.
+    verdicts: the requirements that were checked.
     """
     failed = sum(not verdict for verdict in verdicts)
     answer = f"{len(verdicts)} requirements hold" if verdicts else "no requirement was given"

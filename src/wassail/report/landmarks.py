@@ -18,9 +18,8 @@ LEAD = (
 def terminal_table(run: Evaluation, make: Any) -> Any:
     """A rich table with one line for each shift.
 
-    Args:
-        run: the evaluation, whose certified side stands beside the measured accuracy.
-        make: makes an empty table of the given columns.
+    run: the evaluation, whose certified side stands beside the measured accuracy; make: makes an
+    empty table of the given columns.
     """
     orders = run.orders
     heads = tuple(f"eps p={order:g}" for order in orders)
@@ -38,11 +37,7 @@ def terminal_table(run: Evaluation, make: Any) -> Any:
 
 
 def landmarks_panel(run: Evaluation) -> Panel | None:
-    """The panel of the page: one line for each shift, None if there is none.
-
-    Args:
-        run: the evaluation.
-    """
+    """The panel of the page: one line for each shift, None if there is none."""
     if not run.landmarks:
         return None
     rows = []

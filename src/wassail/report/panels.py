@@ -515,9 +515,8 @@ def _parts_text(run: Evaluation, sure: bool) -> str:
     correct = "correct" if run.criterion is None else run.words.kept
     lead = (
         f"Robust: the share of the {one} that the worst distribution found for "
-        f"{run.told(run.threat)} leaves {correct}. The budget is "
-        f"spent where flips are near, so {many} pay unequally; over all samples it is the "
-        "headline. Median distance: of the "
+        f"{run.told(run.threat)} leaves {correct}. The budget is spent where flips are near, so "
+        f"{many} pay unequally; over all samples it is the headline. Median distance: of the "
         "samples that are correct to begin with."
     )
     if sure:
@@ -543,8 +542,7 @@ def _bars(clean: float, robust: float) -> Markup | None:
 def shown(value: object) -> object:
     """Plain values with absolute paths cut to their last parts.
 
-    Args:
-        value: text, a number, a list or a mapping.
+    value: text, a number, a list or a mapping.
     """
     if isinstance(value, str):
         return without_folders(value)

@@ -42,9 +42,8 @@ def advice(run: Evaluation) -> str | None:
 def terminal_table(run: Evaluation, make: Any) -> Any:
     """A rich table with one line for each threat.
 
-    Args:
-        run: the evaluation, with samples of equal weight.
-        make: makes an empty table of the given columns.
+    run: the evaluation, with samples of equal weight; make: makes an empty table of the given
+    columns.
     """
     columns = ("at least %", "at most %", "sampling", "proof gap")
     shown = make("all inputs", None, columns)

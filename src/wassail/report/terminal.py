@@ -52,9 +52,7 @@ def console() -> Any:
 def print_evaluation(run: Evaluation, explain: bool = False) -> None:
     """Everything a person wants to see at the end of a run, the headline first.
 
-    Args:
-        run: the evaluation.
-        explain: whether the words are defined at length, and sampling has a table of its own.
+    explain: whether the words are defined at length, and sampling has a table of its own.
     """
     out = console()
     out.print(f"[dim]{_plain(where(run))}[/dim]")

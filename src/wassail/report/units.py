@@ -21,11 +21,7 @@ MEANS = {
 
 
 def eps_text(run: Evaluation) -> str:
-    """The budget of the headline in one sentence, without symbols.
-
-    Args:
-        run: the evaluation.
-    """
+    """The budget of the headline in one sentence, without symbols."""
     threat = run.threat
     known = units_text(run.info.get("data"), threat)
     if known is not None:
@@ -60,9 +56,6 @@ def _size(about: Any) -> int:
 def features_of(run: Evaluation) -> list[tuple[str, float, float, float]]:
     """Name, least, greatest and unit of each feature of a table; unit 0: it may not move. None
     where features have no boxes of their own.
-
-    Args:
-        run: the evaluation.
     """
     about = run.info.get("data")
     if not isinstance(about, Mapping):
@@ -81,11 +74,7 @@ def features_of(run: Evaluation) -> list[tuple[str, float, float, float]]:
 
 
 def units_panel(run: Evaluation) -> Panel | None:
-    """The features with their boxes and units, and what eps is in each.
-
-    Args:
-        run: the evaluation.
-    """
+    """The features with their boxes and units, and what eps is in each."""
     features = features_of(run)
     if not features:
         return None

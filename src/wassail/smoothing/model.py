@@ -87,12 +87,7 @@ class Smoothed(nn.Module):
     """
 
     def __init__(
-        self,
-        model: Model,
-        sigma: Number,
-        draws: int = 1000,
-        seed: int = 0,
-        average: int = AVERAGE,
+        self, model: Model, sigma: Number, draws: int = 1000, seed: int = 0, average: int = AVERAGE
     ) -> None:
         super().__init__()
         self.sigma = number(sigma, "sigma")
@@ -215,11 +210,7 @@ class Smoothed(nn.Module):
 
 
 def smoothed(
-    model: Model,
-    sigma: Number,
-    draws: int = 1000,
-    seed: int = 0,
-    average: int = AVERAGE,
+    model: Model, sigma: Number, draws: int = 1000, seed: int = 0, average: int = AVERAGE
 ) -> Smoothed:
     """The model under Gaussian noise, which can be certified whatever its size.
 
@@ -255,10 +246,7 @@ def _resumed(
 def sample_digest(x: Tensor, y: Tensor, seed: int) -> str:
     """What tells these samples and labels, in this order and with this seed, from others.
 
-    Args:
-        x: samples, `(N, *shape)`.
-        y: labels, `(N,)`.
-        seed: of the draws.
+    x: samples, `(N, *shape)`; y: labels, `(N,)`.
     """
     return _digest([*keys_of(x, seed), *map(str, y.tolist())])
 

@@ -34,7 +34,6 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "logistic": nn.Sigmoid,
 }
 
-
 LEAD = 1e-6  # of the class that is predicted, where probabilities do not give it one
 
 
@@ -65,8 +64,7 @@ class Unseen(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Scores `(n, K)` in float64; zero gradients.
 
-        Args:
-            x: features, `(n, F)`.
+        x: features, `(n, F)`.
         """
         rows = x.detach().cpu().double().numpy()
         classes = np.asarray(self.estimator.classes_)

@@ -31,20 +31,10 @@ from wassail.zoo.pickles import LIMIT, REST, restricted_unpickle
 from wassail.zoo.weights import regular, sha256
 
 RATIO = 200  # images compress ten times or so; DEFLATE cannot exceed 1032
-
-
 _SAMPLES = ("x", "images")
-
-
 _LABELS = ("y", "labels")
-
-
 NAMES_BYTES = 1 << 24  # of the names of features
-
-
 _NAMES = ("features", "feature_names", "names", "columns")
-
-
 CLASS_NAMES = "class names"  # what a run records of the order in which names were numbered
 ALPHABETICAL = "in alphabetical order"
 
@@ -89,9 +79,8 @@ def reading(name: str | Path) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (
-        Exception
-    ) as error:  # zlib, zipfile, tokenize, struct and others each raise errors of their own
+    except Exception as error:
+        # Zlib, zipfile, tokenize, struct and others each raise errors of their own.
         text = str(getattr(error, "strerror", None) or error) or type(error).__name__
         raise InputError(
             f"cannot read data from {str(name)!r}: {text.splitlines()[0].rstrip('.')}."
@@ -102,10 +91,8 @@ def one_label_each(name: object, samples: int, labels: int) -> None:
     """Refuse data with another number of labels than samples, also where only the first ones of
     both are read.
 
-    Args:
-        name: of the file or the data.
-        samples: how many there are in all.
-        labels: how many there are in all.
+    name: of the file or the data; samples: how many there are in all; labels: how many there are in
+    all.
     """
     if samples != labels:
         raise InputError(
@@ -145,9 +132,7 @@ def _both(path: Path, names: Iterable[str]) -> list[str]:
 def read_array(path: Path, names: Iterable[str]) -> Any:
     """The array of an `.npz` file that has the first of these names, or the file's first array.
 
-    Args:
-        path: the file.
-        names: in the order in which they are looked for.
+    names: in the order in which they are looked for.
     """
     regular(path, "points")
     with zipfile.ZipFile(path) as archive:
@@ -218,9 +203,8 @@ def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, n: int 
                 f"{name} is stored column by column: save it with numpy.ascontiguousarray."
             )
         if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1:
-            with open(
-                path, "rb"
-            ) as raw:  # the local header may be longer than the one in the directory
+            # The local header may be longer than the one in the directory.
+            with open(path, "rb") as raw:
                 raw.seek(info.header_offset)
                 fixed = raw.read(30)
                 if fixed[:4] != b"PK\x03\x04":

@@ -15,7 +15,6 @@ from wassail.zoo.weights import regular
 
 LIMIT = 64 << 30  # bytes that one array may have
 
-
 REST = (
     1 << 30
     # bytes after the samples that are asked for: they are unpacked too, up to here, to compare the
@@ -76,7 +75,6 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     ("_codecs", "encode"): _encode,
 }
 
-
 # Numbers, text, bytes, lists, tuples, dicts, the five names above, and the memory of what came
 # before.
 _OPCODES = """
@@ -85,7 +83,6 @@ _OPCODES = """
     EMPTY_LIST LIST APPEND APPENDS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT DICT SETITEM
     SETITEMS GLOBAL STACK_GLOBAL REDUCE BUILD PUT BINPUT LONG_BINPUT GET BINGET LONG_BINGET MEMOIZE
 """
-
 
 _PICKLER: Any = pickle._Unpickler  # in Python: it looks before it stores
 

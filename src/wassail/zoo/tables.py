@@ -42,10 +42,8 @@ def read_csv(path: Path, n: int | None = None, targets: Targets = CLASSES) -> Ta
 
     Labels are class numbers, or names, which are sorted and numbered over the whole file.
 
-    Args:
-        path: a CSV file in UTF-8 with a header.
-        n: the first so many samples (default: all).
-        targets: which columns they are, and of what kind (default: classes in the usual one).
+    path: a CSV file in UTF-8 with a header; n: the first so many samples (default: all); targets:
+    which columns they are, and of what kind (default: classes in the usual one).
     """
     regular(path, "data")
     csv.field_size_limit(LONGEST)
@@ -92,10 +90,8 @@ def read_csv(path: Path, n: int | None = None, targets: Targets = CLASSES) -> Ta
 def read_parquet(path: Path, n: int | None = None, targets: Targets = CLASSES) -> Table:
     """The same table out of a Parquet file, by pandas and what it reads Parquet with.
 
-    Args:
-        path: a Parquet file.
-        n: the first so many samples (default: all).
-        targets: which columns they are, and of what kind (default: classes in the usual one).
+    n: the first so many samples (default: all); targets: which columns they are, and of what kind
+    (default: classes in the usual one).
     """
     regular(path, "data")
     try:
@@ -153,9 +149,8 @@ def read_box(path: Path, features: Sequence[str] | None) -> Boxes:
         lost = [name for name in features if name not in place]
         if lost or len(place) != len(features):
             raise InputError(
-                f"{str(path)!r} has boxes for {len(place)} features and the data "
-                f"{len(features)}; {lost[0] if lost else 'another one'!r} is in one only: give "
-                "one box for each."
+                f"{str(path)!r} has boxes for {len(place)} features and the data {len(features)}; "
+                f"{lost[0] if lost else 'another one'!r} is in one only: give one box for each."
             )
         order = [place[name] for name in features]
 
@@ -203,12 +198,7 @@ def read_sample_boxes(path: Path, shape: tuple[int, ...]) -> Boxes | None:
 
 
 def read_column(path: Path, name: str) -> list[str]:
-    """One column of a CSV or Parquet file as texts.
-
-    Args:
-        path: of the file.
-        name: of the column.
-    """
+    """One column of a CSV or Parquet file as texts."""
     regular(path, "data")
     if path.suffix == ".parquet":
         try:
@@ -232,11 +222,7 @@ def read_column(path: Path, name: str) -> list[str]:
 
 
 def read_groups(path: Path) -> list[str]:
-    """The group of each sample out of a file: `.npy`, or texts, one a line.
-
-    Args:
-        path: of the file.
-    """
+    """The group of each sample out of a file: `.npy`, or texts, one a line."""
     regular(path, "groups")
     if path.suffix == ".npy":
         found = np.load(path, allow_pickle=False)
@@ -304,9 +290,7 @@ def from_frame(frame: Any, name: str, n: int | None = None, targets: Targets = C
 def frame_values(frame: Any, name: str) -> np.ndarray:
     """The numbers of a data frame, float64 unless all of them are float32, `(N, F)`.
 
-    Args:
-        frame: a pandas data frame of features.
-        name: what an error calls it.
+    frame: a pandas data frame of features; name: what an error calls it.
     """
     for place, column in enumerate(frame.columns):
         values = frame.iloc[:, place].to_numpy()
@@ -353,8 +337,7 @@ def _named(header: list[str], places: list[int], targets: Targets) -> dict[str, 
 def label_place(header: list[str]) -> int:
     """Which column holds the labels: the first that is called so, else the last.
 
-    Args:
-        header: names of the columns.
+    header: names of the columns.
     """
     named = (i for i, name in enumerate(header) if name.strip().lower() in LABELS)
     return next(named, len(header) - 1)
