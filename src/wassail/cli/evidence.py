@@ -46,7 +46,6 @@ def evidence_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--later-data",
-        default=None,
         metavar="D",
         help="later samples, as --data: the shift to them is measured, and stands beside eps",
     )
@@ -55,9 +54,7 @@ def evidence_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="put the .onnx file into the pack, so that a reader needs nothing else",
     )
-    group.add_argument(
-        "--key", metavar="FILE", default=None, help="an Ed25519 private key that signs the seal"
-    )
+    group.add_argument("--key", metavar="FILE", help="an Ed25519 private key that signs the seal")
 
 
 def statement_from(options: argparse.Namespace) -> Statement:

@@ -231,15 +231,11 @@ def cluster_options(group: argparse._ArgumentGroup) -> None:
         "--ray",
         nargs="?",
         const="",
-        default=None,
         metavar="ADDRESS",
         help="work on a Ray cluster; bare: one on this machine",
     )
     group.add_argument(
-        "--workers",
-        type=int,
-        default=None,
-        help="--ray: processes (default: all there is room for)",
+        "--workers", type=int, help="--ray: processes (default: all there is room for)"
     )
     group.add_argument(
         "--gpus-per-worker",
@@ -248,7 +244,7 @@ def cluster_options(group: argparse._ArgumentGroup) -> None:
         help="--ray: GPUs of each, perhaps 0.5 (default: 0)",
     )
     group.add_argument(
-        "--chunk-timeout", default=None, metavar="S", help="--ray: a chunk that takes longer hangs"
+        "--chunk-timeout", metavar="S", help="--ray: a chunk that takes longer hangs"
     )
 
 
@@ -290,10 +286,9 @@ def threat_options(
     group.add_argument(
         "--points",
         metavar="FILE",
-        default=None,
         help="anyone's adversarial examples, .pt, .npz or .safetensors: flips join the pool",
     )
-    group.add_argument("--name", default=None, help="what to call the model (default: MODEL)")
+    group.add_argument("--name", help="what to call the model (default: MODEL)")
     group.add_argument("--explain", action="store_true", help="define the words of the table")
     common_options(parser, norm=None, threads=threads, out=out)
 
@@ -312,10 +307,8 @@ def common_options(
     group.add_argument("--no-box", action="store_true", help="let points leave the box: all of R^n")
     shared(group, "-n")
     shared(group, "--seed")
-    group.add_argument("--out", default=None, help=f"directory for {out}")
+    group.add_argument("--out", help=f"directory for {out}")
     own = {} if threads is None else {"help": f"CPU threads (default: {threads})"}
     shared(group, "--threads", default=threads, **own)
-    group.add_argument(
-        "--device", default=None, help="where to compute: cpu, cuda, mps (default: cpu)"
-    )
+    group.add_argument("--device", help="where to compute: cpu, cuda, mps (default: cpu)")
     shared(group, "--quiet")

@@ -224,7 +224,6 @@ def _parser() -> argparse.ArgumentParser:
     init.add_argument(
         "--box-of",
         metavar="DATA",
-        default=None,
         help="instead: a file for --box, with the range of each feature in a table",
     )
     init.set_defaults(
@@ -321,9 +320,7 @@ def _evaluate_command(children: argparse._SubParsersAction[Any]) -> argparse.Arg
         help="extend the run in --out by these attacks",
     )
     shared(run, "--no-look")
-    run.add_argument(
-        "--config", metavar="FILE", default=None, help="options from a file of `wassail init`"
-    )
+    run.add_argument("--config", metavar="FILE", help="options from a file of `wassail init`")
     signoff_options(evaluate)
     smooth_options(evaluate)
     usual = {action.dest: action.default for action in evaluate._actions}
@@ -347,10 +344,7 @@ def _evidence_commands(
     run = evidence.add_argument_group("the run")
     shared(run, "--no-look")
     run.add_argument(
-        "--config",
-        metavar="FILE",
-        default=None,
-        help="options from a file of `wassail init --evidence`",
+        "--config", metavar="FILE", help="options from a file of `wassail init --evidence`"
     )
     evidence_options(evidence)
     signoff_options(evidence)
@@ -424,7 +418,6 @@ def _verify_command(children: argparse._SubParsersAction[Any]) -> None:
         "--radii",
         nargs="?",
         const="1",
-        default=None,
         metavar="SHARE",
         help="prove the certified radii again; with a share (0.1) so many, drawn at random "
         "(default: none of a run, a tenth of a pack)",
@@ -439,7 +432,6 @@ def _verify_command(children: argparse._SubParsersAction[Any]) -> None:
         "--seal",
         nargs="?",
         const="",
-        default=None,
         metavar="KEY",
         help="check the seal of the run, too, and say who vouches for it; with a key (a file with "
         "an Ed25519 public key, or its fingerprint) it must be signed with that",
@@ -447,11 +439,10 @@ def _verify_command(children: argparse._SubParsersAction[Any]) -> None:
     verify.add_argument(
         "--record",
         metavar="FILE",
-        default=None,
         help="packs: what was verified, as JSON (default: PACK.verified.json)",
     )
     verify.add_argument(
-        "--key", metavar="FILE", default=None, help="packs: an Ed25519 key that signs that record"
+        "--key", metavar="FILE", help="packs: an Ed25519 key that signs that record"
     )
     verify.set_defaults(run=verify_any, data=None)
 
@@ -462,7 +453,6 @@ def _verify_command(children: argparse._SubParsersAction[Any]) -> None:
     seal.add_argument(
         "--key",
         metavar="FILE",
-        default=None,
         help="an Ed25519 private key, PEM or OpenSSH, without a password: needs cryptography",
     )
     seal.set_defaults(run=seal_any)
@@ -508,7 +498,6 @@ def _certify_command(children: argparse._SubParsersAction[Any]) -> None:
     )
     certify.add_argument(
         "--time-limit",
-        default=None,
         metavar="SECONDS",
         help="for all slopes (default: a budget of work instead, about a minute)",
     )
@@ -533,14 +522,12 @@ def _figures_command(parts: argparse._SubParsersAction[Any]) -> None:
         "names", nargs="*", metavar="FIGURE", help=f"any of {', '.join(FIGURES)} (default: all)"
     )
     figures.add_argument(
-        "--norm", default=None, help="ground norm: 1, 2 or inf (default: the one of each figure)"
+        "--norm", help="ground norm: 1, 2 or inf (default: the one of each figure)"
     )
-    figures.add_argument(
-        "--model", default=None, help="for the figures of attacks (default: an embedded one)"
-    )
-    figures.add_argument("--data", default=None, help="see `wassail evaluate` (default: digits)")
+    figures.add_argument("--model", help="for the figures of attacks (default: an embedded one)")
+    figures.add_argument("--data", help="see `wassail evaluate` (default: digits)")
     shared(figures, "-n", help="samples (default: the figure's)")
-    figures.add_argument("--eps", default=None, help="budget (default: the figure's)")
+    figures.add_argument("--eps", help="budget (default: the figure's)")
     shared(figures, "--seed", help="of the networks and samples (default: 0)")
     figures.add_argument(
         "--out", default="figures", help="directory to write to (default: %(default)s)"
@@ -561,9 +548,7 @@ def _table_command(parts: argparse._SubParsersAction[Any]) -> None:
         help="as for `evaluate`; NAME@inf=2/255@2=0.25@data=D@mean=M,M,M@std=S,S,S for its own",
     )
     table.add_argument(
-        "--data",
-        default=None,
-        help="see `wassail evaluate` (default: digits for the embedded models)",
+        "--data", help="see `wassail evaluate` (default: digits for the embedded models)"
     )
     table.add_argument(
         "--norm", nargs="+", default=["inf", "2"], help="ground norms (default: inf 2)"
@@ -572,7 +557,7 @@ def _table_command(parts: argparse._SubParsersAction[Any]) -> None:
         "--eps", nargs="+", default=[], help="budgets, inf=8/255 2=0.5 (default: RobustBench's)"
     )
     table.add_argument(
-        "--attacks", nargs="+", default=None, metavar="A", help="the columns to run (default: all)"
+        "--attacks", nargs="+", metavar="A", help="the columns to run (default: all)"
     )
     shared(table, "-n", default=200, help="samples (default: %(default)s)")
     table.add_argument(

@@ -66,7 +66,6 @@ def signoff_options(parser: argparse.ArgumentParser) -> None:
         "--job-summary",
         nargs="?",
         const="",
-        default=None,
         metavar="FILE",
         help="add a summary in Markdown to a file (bare: the one in GITHUB_STEP_SUMMARY)",
     )

@@ -29,7 +29,7 @@ def task_options(parser: argparse.ArgumentParser) -> None:
         "immutable": ("A,B", "features that may not move, names or places"),
     }
     for name, (shown, text) in words.items():
-        group.add_argument(f"--{name}", default=None, metavar=shown, help=text)
+        group.add_argument(f"--{name}", metavar=shown, help=text)
 
 
 def check_task_options(options: argparse.Namespace) -> None:
