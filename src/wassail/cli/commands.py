@@ -44,7 +44,7 @@ from wassail.errors import InputError
 from wassail.evaluation.settings import Choices
 from wassail.names import ATTACKS, EXPORTS, FIGURES
 from wassail.threat import Domain, number, parse_norm, parse_order
-from wassail.writing import make, printable, save, saving
+from wassail.writing import make, printable, save
 
 if TYPE_CHECKING:
     from wassail.evaluation.notes import Verification
@@ -267,26 +267,19 @@ def compare_command(options: argparse.Namespace) -> int:
     for path in paths:
         known("ending of a file", [path.suffix], COMPARED)
     import wassail as ws
-    from wassail.report import results
     from wassail.report.compare import told_apart, write_comparison
-    from wassail.report.drawing import figure_of_runs
+    from wassail.report.export import write_runs
     from wassail.report.terminal import print_comparison
 
     loaded_runs = [ws.Evaluation.load(folder) for folder in options.folders]
     print_comparison(loaded_runs)
     runs = told_apart(loaded_runs)
-    tables = {".tex": results.to_latex, ".csv": results.to_csv, ".json": results.to_json}
     for path in paths:
         with writing(path):
             if path.suffix == ".html":
                 write_comparison(loaded_runs, path)
-            elif path.suffix in tables:
-                save(path, tables[path.suffix](runs))
-            elif path.suffix == ".svg":
-                save(path, figure_of_runs(runs).svg())
             else:
-                with saving(path) as file:
-                    figure_of_runs(runs).paint(file, "pdf")
+                write_runs(runs, path)
         print(f"wrote {path}")
     return 0
 
@@ -294,25 +287,13 @@ def compare_command(options: argparse.Namespace) -> int:
 def board_command(options: argparse.Namespace) -> int:
     """`wassail board`."""
     import wassail as ws
-    from wassail.paper.published import ORDERS, PUBLISHED
-    from wassail.report.board import Published, write_board
+    from wassail.paper.published import PUBLISHED
+    from wassail.report.board import write_board
     from wassail.report.standing import standing
 
     runs = [ws.Evaluation.load(folder) for folder in options.folders]
     standings = [standing(run, options.signer, options.verify) for run in runs]
-    columns = dict(zip(ORDERS, ("wda++-1", "wda++-2", "autoattack")))
-    lines = [
-        Published(
-            line.name,
-            line.architecture,
-            line.dataset,
-            line.norm,
-            line.eps,
-            line.figures["clean"],
-            {order: line.figures[column] for order, column in columns.items()},
-        )
-        for line in PUBLISHED
-    ]
+    lines = [line.record for line in PUBLISHED]
     folder = Path(options.output)
     with writing(folder):
         index = write_board(runs, folder, lines, standings)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
 from wassail.errors import InputError
 from wassail.threat import parse_eps, parse_norm
@@ -84,6 +85,20 @@ class Published:
     norm: float
     eps: float
     figures: Mapping[str, float]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The line as a board lists it: WDA++ over Omega_1 and Omega_2, AutoAttack point-wise."""
+        shown = zip(ORDERS, ("wda++-1", "wda++-2", "autoattack"))
+        return {
+            "model": self.name,
+            "architecture": self.architecture,
+            "data": self.dataset,
+            "norm": f"{self.norm:g}",
+            "eps": self.eps,
+            "clean": self.figures["clean"],
+            "attacked": {f"{order:g}": self.figures[column] for order, column in shown},
+        }
 
 
 def _published() -> tuple[Published, ...]:

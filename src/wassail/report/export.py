@@ -14,7 +14,7 @@ import json
 import math
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -45,12 +45,8 @@ from wassail.transport.allocation import knapsack, threat_knapsack
 from wassail.transport.flips import Flips
 from wassail.writing import FilePath, cell, save, saving, saving_folder, visible
 
-FORMATS = EXPORTS
-TABLES: dict[str, Callable[[Sequence[Evaluation]], str]] = {
-    "latex": results.to_latex,
-    "csv": results.to_csv,
-}
-SUFFIXES = {"latex": "tex", "csv": "csv"}
+# Formats of whole runs: the file, whose ending says what it holds.
+WHOLE = {"latex": "table.tex", "csv": "table.csv", "svg": "curves.svg", "pdf": "curves.pdf"}
 BLOCK = 100  # samples read at once
 ID_BYTES = 1 << 29  # that the ids may take as an array
 # RobustBench's boards and the eps of each; how many samples its figures are for.
@@ -87,19 +83,13 @@ def write(
     model: Model | None = None,
     dataset: str | None = None,
 ) -> Export:
-    """One of the formats in `FORMATS`, under its usual name in a folder.
+    """One of the formats in `names.EXPORTS`, under its usual name in a folder.
 
     model: looks at the flips again; dataset: RobustBench's name of the data.
     """
     place = Path(folder)
-    if name in TABLES:
-        return _text(run, place / f"table.{SUFFIXES[name]}", TABLES[name]([run]))
-    if name == "svg":
-        return _text(run, place / "curves.svg", figure_of_runs([run]).svg())
-    if name == "pdf":
-        with saving(place / "curves.pdf") as file:
-            figure_of_runs([run]).paint(file, "pdf")
-        return Export(place / "curves.pdf", len(run), _count(run))
+    if name in WHOLE:
+        return Export(write_runs([run], place / WHOLE[name]), len(run), _count(run))
     if name == "samples":
         return to_samples(run, place / "samples.csv")
     if name == "robustbench":
@@ -110,17 +100,25 @@ def write(
         return to_npz(run, place / "flips.npz")
     if name == "png":
         return to_png(run, place / "png", model)
-    if name == "json":
-        return _text(run, place / "evaluation.json", json.dumps(as_json(run), indent=1) + "\n")
-    if name == "card":
-        return _text(run, place / "card.md", model_card(run))
-    raise unknown("format", name, FORMATS)
-
-
-def _text(run: Evaluation, path: Path, text: str) -> Export:
-    """A file of text about the whole run."""
-    save(path, text)
+    if name not in ("json", "card"):
+        raise unknown("format", name, EXPORTS)
+    text = model_card(run) if name == "card" else json.dumps(as_json(run), indent=1) + "\n"
+    path = save(place / ("card.md" if name == "card" else "evaluation.json"), text)
     return Export(path, len(run), _count(run))
+
+
+def write_runs(runs: Sequence[Evaluation], path: Path) -> Path:
+    """The table of some runs (.tex, .csv, .json) or their curves (.svg, .pdf), by the ending of the
+    file; its path is returned.
+    """
+    tables = {".tex": results.to_latex, ".csv": results.to_csv, ".json": results.to_json}
+    if path.suffix in tables:
+        return save(path, tables[path.suffix](runs))
+    if path.suffix == ".svg":
+        return save(path, figure_of_runs(runs).svg())
+    with saving(path) as file:
+        figure_of_runs(runs).paint(file, "pdf")
+    return path
 
 
 def _bought(run: Evaluation) -> tuple[list[str], list[list[float]]]:
