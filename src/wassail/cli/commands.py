@@ -15,6 +15,7 @@ from wassail.cli.others import groups_from, others_from
 from wassail.cli.shared import (
     boxed,
     checked,
+    checked_share,
     checked_threads,
     data_from,
     folder_of,
@@ -320,12 +321,7 @@ def export_command(options: argparse.Namespace) -> int:
 def verify_command(options: argparse.Namespace) -> int:
     """Exit code 1 if something in the run is false."""
     checked_threads(options)
-    share = number(options.radii, "--radii")
-    if not 0 <= share <= 1:
-        raise InputError(
-            f"--radii is {options.radii!r}: give the share to prove again, between 0 and 1, or "
-            "nothing for all."
-        )
+    share = checked_share(options.radii)
     from wassail.evaluation.smoothed import is_smoothed
 
     use_threads(options)

@@ -64,6 +64,17 @@ def checked_threads(options: argparse.Namespace) -> None:
         )
 
 
+def checked_share(text: str) -> float:
+    """The share of radii to prove again."""
+    share = number(text, "--radii")
+    if not 0 <= share <= 1:
+        raise InputError(
+            f"--radii is {text!r}: give the share to prove again, between 0 and 1, or nothing for "
+            "all."
+        )
+    return share
+
+
 def use_threads(options: argparse.Namespace) -> None:
     """Give torch the number of threads that was asked for."""
     if options.threads is not None:

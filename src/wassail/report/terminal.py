@@ -13,12 +13,12 @@ from wassail.evaluation.units import units_text
 from wassail.network import versions
 from wassail.report import results
 from wassail.report.compare import grouped, title_of
-from wassail.report.landmarks import LEAD
-from wassail.report.landmarks import terminal_table as landmarks_table
+from wassail.report.html import Table
+from wassail.report.landmarks import LEAD, landmarks_table
 from wassail.report.others import DEFINITIONS as OTHERS_DEFINITIONS
 from wassail.report.others import figures, terms
 from wassail.report.population import DEFINITIONS as POPULATION_DEFINITIONS
-from wassail.report.population import advice, terminal_table
+from wassail.report.population import advice, population_table
 from wassail.threat import Threat, box_text, ceil_percent, floor_percent, show
 from wassail.writing import printable
 from wassail.zoo.classes import classes_text
@@ -66,7 +66,7 @@ def print_evaluation(run: Evaluation, explain: bool = False) -> None:
     out.print(_plain(told if explain else LEGEND))
     sentence = population_sentence(run)
     if explain and sentence is not None:
-        out.print(terminal_table(run, table_of))
+        out.print(_of_page(population_table(run)))
         out.print(POPULATION_DEFINITIONS)
     if explain and run.others and len(run):
         out.print(f"{_plain(terms(run))}\n{OTHERS_DEFINITIONS}")
@@ -117,7 +117,7 @@ def _error(run: Evaluation) -> str:
 def print_landmarks(run: Evaluation) -> None:
     """Known shifts, their eps and the accuracy under them."""
     out = console()
-    out.print(landmarks_table(run, table_of))
+    out.print(_of_page(landmarks_table(run)))
     out.print(LEAD)
 
 
@@ -202,6 +202,15 @@ def table_of(first: str, second: str | None, rest: tuple[str, ...]) -> Any:
     for name in rest:
         table.add_column(name, justify="right", no_wrap=True)
     return table
+
+
+def _of_page(table: Table) -> Any:
+    """A table of the page on the terminal."""
+    first, *rest = map(str, table.heads)
+    shown = table_of(first, None, tuple(rest))
+    for row in table.rows:
+        shown.add_row(*(_plain(str(cell.text).replace("\u00a0", " ")) for cell in row))
+    return shown
 
 
 def _over(threat: Threat, several: bool) -> str:
