@@ -278,33 +278,22 @@ def transfer(
     batch_size: int | None = None,
     *,
     among: tuple[Tensor, Tensor] | None = None,
-    points: Sequence[Tensor] = (),
 ) -> Flips:
     """Flips that need no gradient: from each sample toward the nearest one that the model puts into
     another class.
 
     That sample is a flip already; the way to it is bisected, 12 forwards, along points that are as
     near as the norm allows (`Tracker.shorten`). x `(N, *shape)`, y `(N,)`. among: the samples to go
-    to, `(M, *shape)`, with their logits `(M, K)`, by default the first 1000 of x. points: more
-    places to come from, each `(N, *shape)`, for example the points of an attack on another model:
-    one forward each. The flips are as good as anyone's and belong into the pool.
+    to, `(M, *shape)`, with their logits `(M, K)`, by default the first 1000 of x. The flips are as
+    good as anyone's and belong into the pool.
     """
     norm = parse_norm(norm)
     domain = parse_domain(domain)
     x, y = check_task(x, y, domain)
-    for other in points:
-        if other.shape != x.shape:
-            raise InputError(
-                f"points have shape {tuple(other.shape)} but the samples {tuple(x.shape)}: give "
-                "one a sample."
-            )
 
     def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
         tracker = Tracker(network, x, y, norm, domain, None, graph=False)
         rows = tracker.rows
-        for other in points:
-            inside = other.to(x) if domain is None else other.to(x).clamp(*domain)
-            tracker.logits(inside[rows], rows)
         goal = network.specification
         if among is None:
             there = x[:POOL]

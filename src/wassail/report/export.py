@@ -165,34 +165,14 @@ def to_samples(run: Evaluation, path: FilePath) -> Export:
     titles, bought = _bought(run)
     own, numbers = _own_columns(run)
     titles, bought = [*own, *titles], [*numbers, *bought]
-    header = [
-        "id",
-        "weight",
-        "label",
-        "predicted",
-        "distance",
-        "flip_label",
-        "method",
-        "radius",
-        "exact",
-    ]
-    header += titles
-    radii = [None] * len(run) if run.radii is None else run.radii.tolist()
-    exact = [None] * len(run) if run.exact is None else run.exact.tolist()
-    columns = zip(
-        run.ids,
-        run.mu.tolist(),
-        run.y.tolist(),
-        run.predicted.tolist(),
-        run.distances.tolist(),
-        run.labels.tolist(),
-        run.found_by.tolist(),
-        radii,
-        exact,
-        *bought,
-    )
+    header = ["id", "weight", "label", "predicted", "distance", "flip_label", "method", "radius"]
+    none = [None] * len(run)
+    radii = none if run.radii is None else run.radii.tolist()
+    exact = none if run.exact is None else run.exact.tolist()
+    known = (run.mu, run.y, run.predicted, run.distances, run.labels, run.found_by)
+    columns = zip(run.ids, *(values.tolist() for values in known), radii, exact, *bought)
     with saving(path) as file, _table(file) as table:
-        table.writerow(header)
+        table.writerow([*header, "exact", *titles])
         for (
             name,
             weight,
@@ -206,38 +186,15 @@ def to_samples(run: Evaluation, path: FilePath) -> Export:
             *shares,
         ) in columns:
             found = 0 < distance < math.inf
-            table.writerow(
-                [
-                    cell(name),
-                    repr(weight),
-                    label,
-                    predicted,
-                    repr(distance),
-                    flip if found else "",
-                    cell(run.methods[finder]) if found else "",
-                    "" if radius is None else repr(radius),
-                    "" if sure is None else str(bool(sure)).lower(),
-                    *map(repr, shares),
-                ]
-            )
+            row = [cell(name), repr(weight), label, predicted, repr(distance)]
+            row += [flip, cell(run.methods[finder])] if found else ["", ""]
+            row.append("" if radius is None else repr(radius))
+            row.append("" if sure is None else str(bool(sure)).lower())
+            table.writerow([*row, *map(repr, shares)])
     return Export(Path(path), len(run), _count(run))
 
 
-def to_robustbench(
-    run: Evaluation,
-    path: FilePath,
-    *,
-    dataset: str | None = None,
-    link: str = "",
-    name: str = "",
-    authors: str = "",
-    venue: str = "",
-    architecture: str = "",
-    additional_data: bool | None = None,
-    number_forward_passes: int = 1,
-    reported: str = "",
-    footnote: str = "",
-) -> Export:
+def to_robustbench(run: Evaluation, path: FilePath, *, dataset: str | None = None) -> Export:
     """RobustBench's `model_info` entry of the model, numbers as strings in per cent, with our
     figures added.
 
@@ -245,8 +202,8 @@ def to_robustbench(
     point-wise accuracy of all attacks if it is lower; ours are `wda_acc`, over Omega_p for each
     finite order p, and `certified_acc`, rounded down. What differs from the board's own evaluation,
     its eps or the number of samples, is said in the footnote. dataset: cifar10, cifar100 or
-    imagenet, by default read off the name of the data; the others are RobustBench's fields, empty
-    where not given.
+    imagenet, by default read off the name of the data. The fields about the paper are empty, to be
+    filled by hand.
     """
     board = {math.inf: "Linf", 2.0: "L2"}.get(run.threat.norm)
     known = dataset or _dataset(run.data)
@@ -266,26 +223,16 @@ def to_robustbench(
     auto = [
         row.accuracy for row in run.rows if row.attack == "autoattack" and row.threat.eps == eps
     ]
-    remarks = [footnote] if footnote else []
+    remarks = []
     if not math.isclose(eps, BOARDS[known, board], rel_tol=1e-9):
         remarks.append(f"evaluated at eps {show(eps)}, the board's is {show(BOARDS[known, board])}")
     if len(run) != SIZES[known]:
         remarks.append(
             f"evaluated on {len(run)} samples, the board's figures are for {SIZES[known]}"
         )
-    entry: dict[str, Any] = {
-        "link": link,
-        "name": name,
-        "authors": authors,
-        "additional_data": additional_data,
-        "number_forward_passes": number_forward_passes,
-        "dataset": known,
-        "venue": venue,
-        "architecture": architecture,
-        "eps": show(eps),
-        "clean_acc": _percent(run.clean),
-        "reported": reported,
-    }
+    entry: dict[str, Any] = {"link": "", "name": "", "authors": "", "additional_data": None}
+    entry |= {"number_forward_passes": 1, "dataset": known, "venue": "", "architecture": ""}
+    entry |= {"eps": show(eps), "clean_acc": _percent(run.clean), "reported": ""}
     if auto:
         entry["autoattack_acc"] = _percent(min(auto))
     if math.inf in here and here[math.inf][1] < min(auto, default=math.inf):

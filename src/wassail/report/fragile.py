@@ -16,7 +16,7 @@ from torch import Tensor
 from wassail.report.budget import class_name, way_name
 from wassail.report.features import changes, feature_ranges
 from wassail.report.html import Panel, length, render
-from wassail.report.png import encode
+from wassail.report.png import encode, to_uint8
 
 if TYPE_CHECKING:
     from wassail.evaluation.run import Evaluation
@@ -210,13 +210,5 @@ def _factor(most: float) -> int:
 
 
 def _uri(picture: Tensor, low: float, high: float) -> str:
-    grey = picture.ndim == 2 or picture.shape[0] == 1
-    scaled = (
-        (255 * (picture.double() - low) / (high - low))
-        .nan_to_num(0.0)
-        .clamp(0, 255)
-        .round()
-        .to(torch.uint8)
-    )
-    pixels = scaled.reshape(scaled.shape[-2:]) if grey else scaled.permute(1, 2, 0)
-    return "data:image/png;base64," + base64.b64encode(encode(pixels.contiguous().numpy())).decode()
+    pixels = to_uint8(picture.double().nan_to_num(low), low, high)
+    return "data:image/png;base64," + base64.b64encode(encode(pixels)).decode()
