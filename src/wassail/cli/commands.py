@@ -200,7 +200,10 @@ def _chosen_attacks(
     """
     if not options.add_attack or folder is None:
         return asked
-    before = _attacks_of(folder)
+    from wassail.evaluation.plan import attacks_of
+    from wassail.evaluation.store.store import Store
+
+    before = attacks_of(Store.open(folder).config)
     added = attack_options(options.add_attack)
     return before | {name: before.get(name, {}) | own for name, own in added.items()}
 
@@ -214,23 +217,13 @@ def _print_run(
     """
     from wassail.report.terminal import points_text, print_evaluation, print_landmarks
 
-    print_evaluation(run, options.explain)
+    print_evaluation(run)
     if options.points is not None:
         print(points_text(run, options.points))
     if run.landmarks:
         print_landmarks(run)
     if folder is not None:
         _write_pages(run, folder, verdicts)
-
-
-def _attacks_of(folder: Path) -> dict[str, dict[str, Any]]:
-    """The attacks that a run was made with, and their options."""
-    from wassail.evaluation.store.store import Store
-
-    return {
-        entry["name"]: {k: v for k, v in entry.items() if k != "name"}
-        for entry in Store.open(folder).config["attacks"]
-    }
 
 
 def _write_pages(run: Evaluation, folder: Path, verdicts: Sequence[Verdict] = ()) -> None:

@@ -47,6 +47,7 @@ SHARED: dict[str, dict[str, Any]] = {
 # Options of earlier versions, and what replaces them.
 GONE = {
     **{name: f"--attacks wda:{name[2:]}=VALUE" for name in ("--step", "--topk", "--kappa")},
+    "--explain": "--out DIR, whose report.html says what the words mean",
     "--junit": "--write FILE.xml",
     "--card": "--write FILE.md",
     "--sarif": "--write FILE.sarif",
@@ -289,7 +290,6 @@ def threat_options(
         help="anyone's adversarial examples, .pt, .npz or .safetensors: flips join the pool",
     )
     group.add_argument("--name", help="what to call the model (default: MODEL)")
-    group.add_argument("--explain", action="store_true", help="define the words of the table")
     common_options(parser, norm=None, threads=threads, out=out)
 
 

@@ -152,6 +152,14 @@ def data_hash(x: Tensor, y: Tensor) -> str:
     return digest.hexdigest()
 
 
+def attacks_of(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The attacks that a run was made with, and the options of each."""
+    return {
+        str(entry["name"]): {k: v for k, v in entry.items() if k != "name"}
+        for entry in config["attacks"]
+    }
+
+
 def threat_config(threats: Sequence[Threat]) -> dict[str, Any]:
     """The threats as plain values that read well when two runs are compared."""
     return {

@@ -25,7 +25,15 @@ from wassail.evaluation.chunks import unpack
 from wassail.evaluation.criterion import Criterion, read_criterion
 from wassail.evaluation.ladder import DRAWN, Ladder, key_of, looks
 from wassail.evaluation.landmarks import Landmark, read_plain
-from wassail.evaluation.plan import AUTO, Unit, plan, read_others, read_threats, with_passes
+from wassail.evaluation.plan import (
+    AUTO,
+    Unit,
+    attacks_of,
+    plan,
+    read_others,
+    read_threats,
+    with_passes,
+)
 from wassail.evaluation.result import Finding, Outcome, Row
 from wassail.evaluation.store.store import Store
 from wassail.threat import Threat
@@ -64,16 +72,21 @@ def load(folder: str | PathLike[str]) -> Outcome:
         raise InputError(f"the run is {folder!r}: give the path of its directory.")
     store = Store.open(folder)
     if os.path.lexists(Path(folder) / SMOOTHED):
-        raise InputError(
-            f"{str(folder)!r} has a run and a {SMOOTHED} of a smoothed model: a folder holds one "
-            "kind of result, so move one of them away."
-        )
+        raise two_kinds(folder)
     try:
         return Reading(store).result
     except ODD as error:
         if isinstance(error, InputError):
             raise
         raise unreadable(folder, error) from None
+
+
+def two_kinds(folder: str | PathLike[str]) -> InputError:
+    """One sentence for a folder with a run and the results of a smoothed model."""
+    return InputError(
+        f"{str(folder)!r} has a run and a {SMOOTHED} of a smoothed model: a folder holds one kind "
+        "of result, so move one of them away."
+    )
 
 
 def unreadable(folder: str | PathLike[str], error: Exception) -> InputError:
@@ -131,10 +144,7 @@ class Reading:
                 isinstance(d, int) and 0 <= d < 2**31 for d in self.shape
             ):
                 raise ValueError(f"samples of shape {self.shape}")
-            attacks = {
-                str(entry["name"]): {k: v for k, v in entry.items() if k != "name"}
-                for entry in self.config["attacks"]
-            }
+            self.attacks = attacks_of(self.config)
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
@@ -142,7 +152,7 @@ class Reading:
                 f"{str(store.folder)!r} holds no run that can be read: {error!r} in its "
                 "config.json."
             ) from None
-        self._asked = plan(self.threats, attacks)
+        self._asked = plan(self.threats, self.attacks)
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:

@@ -28,12 +28,12 @@ PATIENCE = 60.0  # seconds for a radius that the usual work does not prove again
 NEARLY = 2e-4  # the same in executed arithmetic
 
 
-def most_false(n: int, k: int, confidence: float = CONFIDENCE) -> int:
+def most_false(n: int, k: int) -> int:
     """How many of n may be false when k of them, drawn at random, were all true: the largest number
     that is still likely.
 
     With F false ones a draw of k holds none of them with probability C(n - F, k) / C(n, k)
-    (hypergeometric). The answer is the largest F for which that is at least 1 - confidence: more
+    (hypergeometric). The answer is the largest F for which that is at least 1 - CONFIDENCE: more
     are ruled out.
     """
     low = 0
@@ -42,7 +42,7 @@ def most_false(n: int, k: int, confidence: float = CONFIDENCE) -> int:
         middle = (low + high + 1) // 2
         likely = float(np.log1p(-middle / (n - np.arange(k, dtype=np.float64))).sum()) if k else 0.0
         low, high = (
-            (middle, high) if likely >= math.log(1 - confidence) - 1e-12 else (low, middle - 1)
+            (middle, high) if likely >= math.log(1 - CONFIDENCE) - 1e-12 else (low, middle - 1)
         )
     return low
 

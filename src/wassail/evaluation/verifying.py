@@ -545,13 +545,9 @@ class _Folder:
     def _settings(self, start: int, stop: int) -> Settings:
         config = self.config
         boxes = self.run.boxes
-        attacks = {
-            str(entry["name"]): {k: v for k, v in entry.items() if k != "name"}
-            for entry in config["attacks"]
-        }
         return Settings(
             self.reading.threats,
-            attacks,
+            self.reading.attacks,
             criterion=self.run.criterion,
             boxes=None if boxes is None else boxes.take(torch.arange(start, stop)),
             seed=int(config["seed"]),

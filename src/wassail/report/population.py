@@ -1,4 +1,4 @@
-"""What the samples say about all inputs like them: for the terminal and the page."""
+"""What the samples say about all inputs like them: for the page."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from wassail.threat import show
 from wassail.transport.confidence import samples_needed
 
 CONFIDENCE = 0.95
-DEFINITIONS = """\
-all inputs: the population that the samples are independent draws from. Each side holds with 95 %
-confidence, for all eps and orders at once (exact one-sided Kolmogorov band).
-sampling: what a finite number of samples costs. proof gap: what is not known on the samples."""
+DEFINITIONS = (
+    "all inputs: the population that the samples are independent draws from. Each side holds with "
+    "95 % confidence, for all eps and orders at once (exact one-sided Kolmogorov band). sampling: "
+    "what a finite number of samples costs. proof gap: what is not known on the samples."
+)
 
 
 def advice(run: Evaluation) -> str | None:
@@ -37,8 +38,11 @@ def advice(run: Evaluation) -> str | None:
     return "The proof gap costs more than sampling: certify longer before you label more data."
 
 
-def population_table(run: Evaluation) -> Table:
-    """One line for each threat, for samples of equal weight."""
+def population_panel(run: Evaluation) -> Panel | None:
+    """The panel of the page: one line for each threat, the sentence, the conditions."""
+    sentence = population_sentence(run, CONFIDENCE)
+    if sentence is None:
+        return None
     known = run.radii is not None
     rows = []
     for threat in run.threats:
@@ -53,14 +57,7 @@ def population_table(run: Evaluation) -> Table:
         ]
         rows.append(cells)
     heads = ["Threat", "At least", "At most", "Sampling costs", "Proof gap costs"]
-    return Table(f"{len(rows)} threats", heads, rows, "Table of the population")
-
-
-def population_panel(run: Evaluation) -> Panel | None:
-    """The panel of the page: one line for each threat, the sentence, the conditions."""
-    sentence = population_sentence(run, CONFIDENCE)
-    if sentence is None:
-        return None
+    shown = Table(f"{len(rows)} threats", heads, rows, "Table of the population")
     assumed = render("list.html.j2", texts=CONDITIONS)
-    parts = [said(sentence, "headline"), population_table(run), advice(run), assumed]
-    return Panel(parts, DEFINITIONS.replace("\n", " "))
+    parts = [said(sentence, "headline"), shown, advice(run), assumed]
+    return Panel(parts, DEFINITIONS)

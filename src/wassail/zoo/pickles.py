@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from wassail.errors import InputError
+from wassail.errors import InputError, reason_of
 from wassail.zoo.weights import regular
 
 LIMIT = 64 << 30  # bytes that one array may have
@@ -196,8 +196,7 @@ def restricted_unpickle(path: Path) -> Any:
     except InputError:
         raise
     except Exception as error:  # damaged pickles fail in every way there is
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise InputError(f"cannot read data from {str(path)!r}: {reason}.") from None
+        raise InputError(f"cannot read data from {str(path)!r}: {reason_of(error)}.") from None
 
 
 def _plain(value: Any) -> Any:
