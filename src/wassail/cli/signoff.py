@@ -188,8 +188,7 @@ def sign_off(
     options: of the command line; verdicts: of `judged`; looked: what was verified of results that
     were stored before, or None.
     """
-    from wassail.report.card import model_card
-    from wassail.report.job import job_summary
+    from wassail.report.card import job_summary, model_card
     from wassail.report.machine import as_json, as_junit
     from wassail.report.sarif import as_sarif
 

@@ -1,4 +1,6 @@
-"""The section of a model card: definition, figure, conditions, what was not checked."""
+"""The section of a model card: definition, figure, conditions, what was not checked; and the job
+summary of a workflow.
+"""
 
 from __future__ import annotations
 
@@ -121,3 +123,15 @@ def _plain(text: str) -> str:
     shown = escape(visible(without_folders(text)), quote=False)
     shown = re.sub(r"([\\`*_\[\]|#!~$@])", r"\\\1", shown)
     return re.sub(r"(?i)(www)\.|:(?=//)", lambda found: f"{found[1] or ''}\\{found[0][-1]}", shown)
+
+
+def job_summary(run: Evaluation, verdicts: Sequence[Verdict] = ()) -> str:
+    """What a workflow shows of a run, in Markdown: the answer first, then the model card.
+
+    verdicts: the requirements that were checked.
+    """
+    failed = sum(not verdict for verdict in verdicts)
+    answer = f"{len(verdicts)} requirements hold" if verdicts else "no requirement was given"
+    if failed:
+        answer = f"{failed} of {len(verdicts)} requirements FAIL"
+    return f"# wassail: {answer}\n\n{model_card(run, verdicts)}\n"

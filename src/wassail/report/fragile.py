@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from wassail.report.budget import class_name, way_name
-from wassail.report.features import changes, feature_ranges
 from wassail.report.html import Panel, length, render
 from wassail.report.png import encode, to_uint8
+from wassail.report.units import changes, feature_ranges
 
 if TYPE_CHECKING:
     from wassail.evaluation.run import Evaluation
