@@ -7,9 +7,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wassail.cli.others import groups_from, others_from
 from wassail.cli.shared import (
@@ -70,18 +70,9 @@ SAME = (
 COMPARED = (".html", ".tex", ".csv", ".json", ".svg", ".pdf")  # what `compare` writes
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What the options of `evaluate` say, as far as that is known without a model.
-
-    Attributes:
-        norm: ground norm.
-        domain: as given, before the boxes of a file of features.
-        orders: each once.
-        budgets: each once.
-        choices: keyword arguments of `evaluate`.
-        attacks: those asked for and those added, with the options of each.
-        others: `label_cost` and `subpopulation`, where given.
+class _Asked(NamedTuple):
+    """What the options of `evaluate` say, as far as that is known without a model: the domain
+    before the boxes of a file, the attacks with those that are added.
     """
 
     norm: float

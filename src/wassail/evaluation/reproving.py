@@ -19,7 +19,7 @@ from wassail.certificates.prove.verify import verify as prove
 from wassail.evaluation.notes import Notes
 from wassail.evaluation.result import Outcome
 from wassail.network import Model
-from wassail.specification import Labels, labels_at
+from wassail.specification import labels_at
 from wassail.threat import Threat, box_at
 
 CONFIDENCE = 0.95
@@ -121,26 +121,19 @@ def _unproved(
     bad = torch.zeros(len(index), dtype=torch.bool)
     simple = torch.isfinite(stated) & (~exact | closed if arithmetic == "exact" else True)
     left = simple.nonzero()[:, 0]
+
+    def proved(rows: Tensor, way: str, patience: float | None = None) -> Tensor:
+        """Which radii one method proves."""
+        ball = Threat(threat.norm, math.inf, float(stated[rows].max()), box_at(threat.domain, rows))
+        given = (graph, x[rows], labels_at(y, rows), ball, way)
+        return prove(*given, arithmetic=arithmetic, at=stated[rows], time_limit=patience).proved
+
     # Any proof will do, so the cheapest way is tried first.
     for way in dict.fromkeys(("crown", method, "auto")):
         if len(left):
-            left = left[
-                ~_proved(
-                    graph,
-                    x[left],
-                    labels_at(y, left),
-                    _at(threat, left),
-                    way,
-                    arithmetic,
-                    stated[left],
-                )
-            ]
+            left = left[~proved(left, way)]
     if len(left) and method == "branch":  # a search may have taken more than the usual work
-        left = left[
-            ~_patiently(
-                graph, x[left], labels_at(y, left), _at(threat, left), arithmetic, stated[left]
-            )
-        ]
+        left = left[~proved(left, "branch", PATIENCE * len(left))]
     bad[left] = True
     if not len(search):
         return int(bad.sum()), 0, 0
@@ -160,11 +153,7 @@ def _unproved(
     # The search stops a little below the distance.
     near_miss = (short & torch.isfinite(claimed)).nonzero()[:, 0]
     if len(near_miss):
-        some = search[near_miss]
-        at = claimed[near_miss]
-        short[near_miss] = ~_proved(
-            graph, x[some], labels_at(y, some), _at(threat, some), method, arithmetic, at
-        )
+        short[near_miss] = ~proved(search[near_miss], method)
     bad[search] |= short
     near = (found.values - claimed).abs() <= same * claimed
     near |= torch.isinf(found.values) & torch.isinf(claimed)
@@ -173,33 +162,9 @@ def _unproved(
     return int(bad.sum()), int((vague & found.exact).sum()), int((vague & ~found.exact).sum())
 
 
-def _at(threat: Threat, rows: Tensor) -> Threat:
-    """The threat of some samples, which may have boxes of their own."""
-    return replace(threat, domain=box_at(threat.domain, rows))
-
-
-def _proved(
-    graph: Graph, x: Tensor, y: Labels, threat: Threat, way: str, arithmetic: str, at: Tensor
-) -> Tensor:
-    """Which radii one method proves."""
-    eps = Threat(threat.norm, math.inf, float(at.max()), threat.domain)
-    return prove(graph, x, y, eps, way, arithmetic=arithmetic, at=at).proved
-
-
 def _met(claimed: Tensor, distances: Tensor, arithmetic: str) -> Tensor:
     """Which radii are exact where no search finds the distance: executed ones, proved, with a flip,
     which was looked at, near enough.
     """
     near = claimed >= distances * (1 - MET) * (1 - 1e-9)
     return near & (arithmetic == "executed")
-
-
-def _patiently(
-    graph: Graph, x: Tensor, y: Labels, threat: Threat, arithmetic: str, stated: Tensor
-) -> Tensor:
-    """Which stated radii branching proves when it is given more time."""
-    eps = Threat(threat.norm, math.inf, float(stated.max()), threat.domain)
-    patience = PATIENCE * len(x)
-    return prove(
-        graph, x, y, eps, "branch", arithmetic=arithmetic, at=stated, time_limit=patience
-    ).proved

@@ -277,16 +277,7 @@ def to_pt(
         use = near[index] & _honest(run.threat, x, moved, radius)
         if model is not None and bool(use.any()):
             honest = torch.where(use.reshape(-1, *[1] * (x.ndim - 1)), moved, x)
-            again = Flips.from_points(
-                model,
-                x,
-                labels_at(run.right, index),
-                honest,
-                run.threat.norm,
-                run.threat.domain,
-                pull_in=False,
-            )
-            use &= again.success
+            use &= _looked(run, model, index, x, honest).success
         lost += int((near[index] & ~use).sum())
         points[index] = torch.where(use.reshape(-1, *[1] * (x.ndim - 1)), moved, x)
     with saving(path) as file:
@@ -404,32 +395,27 @@ def _images(
     low, high = run.threat.domain
     wanted = (run.distances > 0) & torch.isfinite(run.distances)
     for index, x, moved in _blocks(run, wanted):
-        y = labels_at(run.right, index)
         labels = run.labels[index]
         state = ["unchecked"] * len(index)
         if model is not None:
-            known = Flips.from_points(
-                model, x, y, moved, run.threat.norm, run.threat.domain, pull_in=False
-            )
-            moved = known.rounded(model).points
+            moved = _looked(run, model, index, x, moved).rounded(model).points
         eight = np.stack([to_uint8(point, low, high) for point in moved])
         seen = _read_back(eight, x, low, high)
         distance = distances_between(seen, x, run.threat.norm)
         if model is not None:
-            again = Flips.from_points(
-                model,
-                x,
-                y,
-                seen,
-                run.threat.norm,
-                run.threat.domain,
-                pull_in=False,
-                tolerance=flip_tolerance(x.dtype),
-            )
+            again = _looked(run, model, index, x, seen, flip_tolerance(x.dtype))
             labels = again.labels
             state = ["flip" if kept else "lost" for kept in again.success.tolist()]
             distance = torch.where(again.success, distance, run.distances[index])
         yield from zip(index.tolist(), eight, labels.tolist(), distance.tolist(), state)
+
+
+def _looked(
+    run: Evaluation, model: Model, index: Tensor, x: Tensor, points: Tensor, tolerance: float = 0.0
+) -> Flips:
+    """Points of some samples as the model sees them now."""
+    given = (model, x, labels_at(run.right, index), points, run.threat.norm, run.threat.domain)
+    return Flips.from_points(*given, pull_in=False, tolerance=tolerance)
 
 
 def _read_back(images: NDArray[np.uint8], x: Tensor, low: float, high: float) -> Tensor:
