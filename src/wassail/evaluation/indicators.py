@@ -150,11 +150,8 @@ def _labels(y: Tensor, classes: int) -> Finding:
             f"({names}): is that the data?"
         )
         return Finding("labels", "note", text)
-    return Finding(
-        "labels",
-        "ok",
-        f"The first {len(y)} samples have {int(present.sum())} of {classes} classes.",
-    )
+    text = f"The first {len(y)} samples have {int(present.sum())} of {classes} classes."
+    return Finding("labels", "ok", text)
 
 
 def _determinism(network: Network, x: Tensor, z: Tensor) -> Finding:
@@ -178,11 +175,8 @@ def _determinism(network: Network, x: Tensor, z: Tensor) -> Finding:
                 "be a lucky draw, so fix its randomness or its batch statistics."
             )
             return Finding("determinism", "warning", text)
-    return Finding(
-        "determinism",
-        "ok",
-        "The logits do not change if the model is asked twice, or in other batches.",
-    )
+    text = "The logits do not change if the model is asked twice, or in other batches."
+    return Finding("determinism", "ok", text)
 
 
 def _precision(model: Model, x: Tensor) -> Finding:
@@ -232,11 +226,8 @@ def _saturation(z: Tensor) -> Finding:
             "cross entropy lose their gradient; the attacks here do not."
         )
         return Finding("saturation", "note", text)
-    return Finding(
-        "saturation",
-        "ok",
-        f"The two largest logits of a sample are at most {float(gap.max()):.3g} apart.",
-    )
+    text = f"The two largest logits of a sample are at most {float(gap.max()):.3g} apart."
+    return Finding("saturation", "ok", text)
 
 
 def _gradients(network: Network, x: Tensor, y: Tensor, z: Tensor) -> Finding:
@@ -453,11 +444,8 @@ def _unbounded(units: Sequence[Unit], known: Mapping[str, Tensor], must: bool) -
         )
         yield Finding("unbounded-failure", _level(none, n), text)
     else:
-        yield Finding(
-            "unbounded-failure",
-            "ok",
-            f"{who} flipped every one of {n} correct samples at some distance.",
-        )
+        text = f"{who} flipped every one of {n} correct samples at some distance."
+        yield Finding("unbounded-failure", "ok", text)
 
 
 def _behind(run: Outcome) -> Iterator[Finding]:
@@ -522,11 +510,8 @@ def _black_box(units: Sequence[Unit], known: Mapping[str, Tensor]) -> Iterator[F
             )
             yield Finding("black-box", _level(count, n), text)
         else:
-            yield Finding(
-                "black-box",
-                "ok",
-                f"Square flips no sample within {show(eps)} that attacks with gradients miss.",
-            )
+            text = f"Square flips no sample within {show(eps)} that attacks with gradients miss."
+            yield Finding("black-box", "ok", text)
 
 
 def _transfer(

@@ -452,37 +452,18 @@ class Reading:
         forwards, backwards = (
             _mean(self.column(unit.key, name)[attacked]) for name in ("forwards", "backwards")
         )
-        flipped = _mean(torch.isfinite(distances)[attacked])
+        base = (mu, wrong, distances)
         for k, threat in enumerate(self.threats if share is None else (unit.threat,)):
-            yield Row(
-                unit.attack,
-                title,
-                threat,
-                accuracy(mu, wrong, distances, threat, share),
-                guaranteed_interval(mu, wrong, distances, threat, share),
-                _cost(mu, distances, threat, share),
-                forwards,
-                backwards,
-                flipped,
-                self.seconds.get(unit.key) if k == 0 else None,
-            )
+            seconds = self.seconds.get(unit.key) if k == 0 else None
+            yield _row(unit.attack, title, threat, base, share, (forwards, backwards), seconds)
 
     def _best(self, mu: Tensor, wrong: Tensor, distances: Tensor, threat: Threat) -> Row:
         forwards, backwards = (
             sum(_mean(self.column(unit.key, name)[~wrong]) for unit in self.finished)
             for name in ("forwards", "backwards")
         )
-        return Row(
-            "all",
-            "all, pooled",
-            threat,
-            accuracy(mu, wrong, distances, threat),
-            guaranteed_interval(mu, wrong, distances, threat),
-            _cost(mu, distances, threat, None),
-            forwards,
-            backwards,
-            _mean(torch.isfinite(distances)[~wrong]),
-        )
+        base = (mu, wrong, distances)
+        return _row("all", "all, pooled", threat, base, None, (forwards, backwards), None)
 
     def _certificate(self, key: str) -> dict[str, Any]:
         methods = sorted({str(fields["method"]) for fields in self.fields(key)})
@@ -548,12 +529,11 @@ class Reading:
             if entry["name"] not in {unit.attack for unit in self.units}
         ]
         if idle:
-            yield Finding(
-                "idle",
-                "note",
+            text = (
                 f"No threat has an order that {' and '.join(idle)} answers, so there is no row: "
-                "add one.",
+                "add one."
             )
+            yield Finding("idle", "note", text)
         yield from self._unfinished()
         for key in (CHECKS, CONVERGENCE):
             if self.store.has(key, 0):
@@ -576,30 +556,25 @@ class Reading:
         if self.is_pooled:
             lost = sum(int(fields["lost"]) for fields in self.fields(self.pooled))
             if lost:
-                yield Finding(
-                    "unstable",
-                    "warning",
+                text = (
                     f"{lost} stored flips were not {result.words.wrong}, in the box or as near as "
                     "stated when they were looked at again, and do not count: the model's answers "
-                    "depend on the batch or on chance.",
+                    "depend on the batch or on chance."
                 )
+                yield Finding("unstable", "warning", text)
             else:
-                yield Finding(
-                    "verified",
-                    "ok",
+                text = (
                     f"Every flip was read back from disk and is {result.words.wrong}, in the box "
-                    "and as near as stated.",
+                    "and as near as stated."
                 )
+                yield Finding("verified", "ok", text)
         yield from self._rounding(result)
         parts = [] if self.certified is None else self.fields(self.certified)
         for name in sorted(
             {str(fields["no_float64"]) for fields in parts if "no_float64" in fields}
         ):
-            yield Finding(
-                "device",
-                "note",
-                f"The device {name} has no float64: radii were computed on the CPU.",
-            )
+            text = f"The device {name} has no float64: radii were computed on the CPU."
+            yield Finding("device", "note", text)
         # Before `cut` was stored, only samples that nothing was tried for were told.
         if self.certified is not None and any(
             fields.get("cut") or "out of time" in str(fields["method"]) for fields in parts
@@ -705,6 +680,24 @@ class Reading:
             if known
             else torch.zeros(self.chunks.size, dtype=torch.int64)
         )
+
+
+def _row(
+    attack: str,
+    title: str,
+    threat: Threat,
+    base: tuple[Tensor, Tensor, Tensor],
+    share: float | None,
+    spent: tuple[float, float],
+    seconds: float | None,
+) -> Row:
+    """One attack over one threat; base: weights, which samples are wrong, and distances."""
+    mu, wrong, distances = base
+    level = accuracy(*base, threat, share)
+    interval = guaranteed_interval(*base, threat, share)
+    cost = _cost(mu, distances, threat, share)
+    flipped = _mean(torch.isfinite(distances)[~wrong])
+    return Row(attack, title, threat, level, interval, cost, *spent, flipped, seconds)
 
 
 def _cost(mu: Tensor, distances: Tensor, threat: Threat, share: float | None) -> float:
