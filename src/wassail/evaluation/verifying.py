@@ -11,6 +11,7 @@ import json
 import math
 import secrets
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -105,15 +106,7 @@ class _Pool:
         self.notes = notes
 
     def look(self) -> None:
-        counts = dict.fromkeys(
-            (
-                "samples are not predicted as stated",
-                "flips are not misclassified",
-                "distances are not as stated",
-                "flips are not of the class stated",
-            ),
-            0,
-        )
+        counts = Counter[str]()
         run = self.run
         for start in range(0, len(run), self.batch_size):
             some = slice(start, start + self.batch_size)
@@ -132,12 +125,9 @@ class _Pool:
             flip = torch.isfinite(stated) & ~wrong
             held = flip & found.success
             seen = wrong & found.success
-            counts["samples are not predicted as stated"] += int(
-                ((found.distances == 0) != wrong).sum()
-            )
-            counts["samples are not predicted as stated"] += int(
-                (seen & (found.labels != run.predicted[some])).sum()
-            )
+            other = ((found.distances == 0) != wrong).sum()
+            other += (seen & (found.labels != run.predicted[some])).sum()
+            counts["samples are not predicted as stated"] += int(other)
             counts["flips are not misclassified"] += int((flip & ~found.success).sum())
             counts["distances are not as stated"] += int((held & (found.distances != stated)).sum())
             counts["flips are not of the class stated"] += int(

@@ -215,7 +215,8 @@ class Smoothed(nn.Module):
         return self.votes(x, y, None, None, batch_size, progress).certificate(confidence)
 
 
-smoothed = Smoothed  # as `wassail` calls it
+smoothed = Smoothed
+"""The class `Smoothed`: `ws.smoothed(model, sigma)` makes a smoothed model."""
 
 
 def _resumed(
