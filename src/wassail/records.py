@@ -27,6 +27,8 @@ from wassail.threat import Boxes, Groups, Threat, boxes_of, parse_groups
 _AnyRecord = TypeVar("_AnyRecord", bound="Record")
 LOW, HIGH = ":low", ":high"  # of a threat with boxes of its own
 _TENSORS: dict[str, type[Specification | Boxes]] = {"Specification": Specification, "Boxes": Boxes}
+# What a file that makes no sense makes its reader stumble over.
+ODD = (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
 _PARTS = re.compile(r"\[.*\]")  # what stands in brackets of an annotation is not looked at
 
 
@@ -76,14 +78,7 @@ class Record:
         try:
             plain = {name: _rich(value) for name, value in json.loads(header["fields"]).items()}
             return _made(cls, _nested({**tensors, **plain}))
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            RecursionError,
-            OverflowError,
-        ) as error:
+        except ODD as error:
             raise InputError(
                 f"{str(path)!r} is not a complete {cls.__name__}: {_line(error)}; save it again."
             ) from None

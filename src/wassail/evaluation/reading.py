@@ -55,14 +55,8 @@ KINDS = {**dict.fromkeys(REAL, torch.float64), "exact": torch.bool}  # others: i
 AGES = 1e10  # seconds, three hundred years: what took longer was not written by us
 # What files that make no sense make us stumble over.
 ODD = (
-    KeyError,
-    TypeError,
-    ValueError,
-    IndexError,
-    AttributeError,
-    RuntimeError,
-    OverflowError,
-    RecursionError,
+    *(KeyError, TypeError, ValueError, IndexError),
+    *(AttributeError, RuntimeError, OverflowError, RecursionError),
 )
 
 

@@ -173,21 +173,10 @@ def to_samples(run: Evaluation, path: FilePath) -> Export:
     columns = zip(run.ids, *(values.tolist() for values in known), radii, exact, *bought)
     with saving(path) as file, _table(file) as table:
         table.writerow([*header, "exact", *titles])
-        for (
-            name,
-            weight,
-            label,
-            predicted,
-            distance,
-            flip,
-            finder,
-            radius,
-            sure,
-            *shares,
-        ) in columns:
+        for name, weight, label, predicted, distance, flip, by, radius, sure, *shares in columns:
             found = 0 < distance < math.inf
             row = [cell(name), repr(weight), label, predicted, repr(distance)]
-            row += [flip, cell(run.methods[finder])] if found else ["", ""]
+            row += [flip, cell(run.methods[by])] if found else ["", ""]
             row.append("" if radius is None else repr(radius))
             row.append("" if sure is None else str(bool(sure)).lower())
             table.writerow([*row, *map(repr, shares)])
