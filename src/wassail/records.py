@@ -174,17 +174,8 @@ def _is(kind: str, value: Any) -> bool:
         return isinstance(value, (int, float) if kind == "float" else int) and not isinstance(
             value, bool
         )
-    known = {
-        "Tensor": Tensor,
-        "str": str,
-        "bool": bool,
-        "None": type(None),
-        "Threat": Threat,
-        "Groups": Groups,
-        "Specification": Specification,
-        "Mapping": Mapping,
-        "tuple": tuple,
-    }
+    kinds = (Tensor, str, bool, Threat, Groups, Specification, Mapping, tuple)
+    known: dict[str, type] = {each.__name__: each for each in kinds} | {"None": type(None)}
     expected = known.get(kind) or Record.kinds.get(kind)
     return expected is None or isinstance(value, expected)
 

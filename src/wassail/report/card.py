@@ -103,13 +103,8 @@ def _table(run: Evaluation) -> str:
         curve = run.curve(threat.order)
         certified, attacked = curve(threat.eps)
         proved = "none" if run.radii is None else f"{floor_percent(certified)} %"
-        cells = [
-            f"l{threat.norm:g}",
-            f"{threat.order:g}",
-            show(threat.eps),
-            proved,
-            f"{ceil_percent(attacked)} %",
-        ]
+        cells = [f"l{threat.norm:g}", f"{threat.order:g}", show(threat.eps), proved]
+        cells.append(f"{ceil_percent(attacked)} %")
         if sure:
             low, high = curve.population(CONFIDENCE)(threat.eps)
             least = "" if run.radii is None else f"at least {floor_percent(low)} %, "

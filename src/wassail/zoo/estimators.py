@@ -17,19 +17,9 @@ from torch import Tensor, nn
 from wassail.errors import InputError
 
 LINEAR = (
-    *(
-        "LogisticRegression",
-        "LogisticRegressionCV",
-        "LinearSVC",
-        "SGDClassifier",
-        "RidgeClassifier",
-    ),
-    *(
-        "RidgeClassifierCV",
-        "Perceptron",
-        "PassiveAggressiveClassifier",
-        "LinearDiscriminantAnalysis",
-    ),
+    *("LogisticRegression", "LogisticRegressionCV", "LinearSVC", "SGDClassifier"),
+    *("RidgeClassifier", "RidgeClassifierCV", "Perceptron"),
+    *("PassiveAggressiveClassifier", "LinearDiscriminantAnalysis"),
 )
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "identity": nn.Identity,

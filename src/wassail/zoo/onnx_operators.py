@@ -171,25 +171,15 @@ def _gelu(node: OnnxNode, x: Tensor) -> Tensor:
 
 
 def _cast(node: OnnxNode, x: Tensor) -> Tensor:
-    target = {
-        1: torch.float32,
-        10: torch.float32,
-        11: torch.float32,
-        16: torch.float32,
-        6: torch.int32,
-        7: torch.int64,
-    }
-    target[9] = torch.bool
+    target = dict.fromkeys((1, 10, 11, 16), torch.float32)
+    target |= {6: torch.int32, 7: torch.int64, 9: torch.bool}
     if node.get("to", 1) not in target:
         raise ValueError(f"a cast to type {node.get('to', 1)} is not supported")
     dtype = target[node.get("to", 1)]
     if node.data[0] and not dtype.is_floating_point:
         raise ValueError("it rounds values that depend on the image, which have no gradient then")
-    return x.to(
-        dtype
-        # only constants get here in a batch: there a cast is a view, and the module may be in
-        # float64
-    )
+    # Only constants get here in a batch: there a cast is a view, and the module may be in float64.
+    return x.to(dtype)
 
 
 def _expand(node: OnnxNode, x: Tensor) -> Tensor:

@@ -74,16 +74,8 @@ def _attempt(path: Path) -> dict[str, Any]:
         str(Path(__file__).parents[2]),
         *(os.path.abspath(folder) for folder in sys.path if folder),
     ]
-    command = [
-        sys.executable,
-        "-I",
-        "-c",
-        _CODE,
-        json.dumps(folders),
-        str(path.resolve()),
-        str(seconds),
-        str(memory),
-    ]
+    asked = (str(path.resolve()), str(seconds), str(memory))
+    command = [sys.executable, "-I", "-c", _CODE, json.dumps(folders), *asked]
     try:
         process = subprocess.Popen(
             command,
