@@ -90,7 +90,7 @@ class Link:
         self._set({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_AUTH_TOKEN": _password()})
         # Ray turns it on, for us too.
         self._kept.setdefault("RAY_AUTH_MODE", os.environ.get("RAY_AUTH_MODE"))
-        logging.getLogger("ray").setLevel(logging.ERROR)  # and would tell
+        logging.getLogger("ray").setLevel(logging.ERROR)  # where it would tell
         self._folder = _short_folder()
         self.ray.init(
             address="local",

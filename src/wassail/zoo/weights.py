@@ -108,11 +108,7 @@ def check_pickle(file: IO[bytes]) -> None:
                     taken.append(value)
                 before = before[: before.index(pickletools.markobject)]
             taken += [stack.pop() for _ in before]
-            if opcode.name in ("REDUCE", "NEWOBJ") and taken[-1] in (
-                "torch Tensor",
-                "builtins bytearray",
-                "__builtin__ bytearray",
-            ):
+            if opcode.name in ("REDUCE", "NEWOBJ") and taken[-1] in _MAKERS:
                 raise ValueError("it makes an array of any size")
             copies += opcode.name == "REDUCE" and taken[-1] == "_codecs encode"
             long += opcode.name in ("LONG", "LONG1", "LONG4")
