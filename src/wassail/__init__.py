@@ -134,18 +134,8 @@ _MOVED = {
     "transport_cost": "transport.allocation",
 }
 _MODULES = (
-    "attacks",
-    "certificates",
-    "evaluation",
-    "geometry",
-    "hardening",
-    "losses",
-    "network",
-    "report",
-    "smoothing",
-    "testing",
-    "transport",
-    "zoo",
+    *("attacks", "certificates", "evaluation", "geometry", "hardening", "losses"),
+    *("network", "report", "smoothing", "testing", "transport", "zoo"),
 )
 
 __all__ = [

@@ -33,11 +33,8 @@ def check_data(
     """Samples `(N, *shape)` and labels `(N,)` as tensors, or one sentence that says what is
     wrong with them.
 
-    Args:
-        x: samples.
-        y: labels.
-        domain: box that they must lie in, or None.
-        model: whose floating-point type the samples get if it refuses their own (`as_taken`).
+    domain: box that they must lie in, or None; model: whose floating-point type the samples get if
+    it refuses their own (`as_taken`).
     """
     if torch.is_inference_mode_enabled():
         raise InputError(
@@ -130,11 +127,8 @@ def check_task(
     """As `check_data`, where a specification may stand in the place of labels: it is fitted to the
     samples, and one that is about classes gives its labels.
 
-    Args:
-        x: samples.
-        y: labels, or a specification.
-        domain: box that they must lie in, or None.
-        model: see `check_data`.
+    y: labels, or a specification; domain: box that they must lie in, or None; model: see
+    `check_data`.
     """
     if not isinstance(y, Specification):
         return check_data(x, y, domain, model)

@@ -88,10 +88,9 @@ class Link:
     def _start(self, cpus: int | None, quiet: Mapping[str, Any]) -> None:
         self._set({ONE_MACHINE: "0", "RAY_USAGE_STATS_ENABLED": "0"})
         self._set({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_AUTH_TOKEN": _password()})
-        self._kept.setdefault(
-            "RAY_AUTH_MODE", os.environ.get("RAY_AUTH_MODE")
-        )  # ray turns it on, for us too
-        logging.getLogger("ray").setLevel(logging.ERROR)  # and would tell
+        # Ray turns it on, for us too.
+        self._kept.setdefault("RAY_AUTH_MODE", os.environ.get("RAY_AUTH_MODE"))
+        logging.getLogger("ray").setLevel(logging.ERROR)  # where it would tell
         self._folder = _short_folder()
         self.ray.init(
             address="local",

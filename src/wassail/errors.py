@@ -36,10 +36,7 @@ class InputError(ValueError):
 def remedies(cause: str, python: str, command: str) -> InputError:
     """An error with one fix in Python and another one on the command line.
 
-    Args:
-        cause: what is wrong.
-        python: the fix, without a full stop.
-        command: the fix by options of the command line.
+    python: the fix, without a full stop; command: the fix by options of the command line.
     """
     return InputError(f"{cause}: {python}.", f"{cause}: {command}.")
 
@@ -70,11 +67,8 @@ def unknown(kind: str, name: object, valid: Iterable[str]) -> InputError:
 def instance(value: object, kind: type, what: str, origin: str) -> None:
     """Refuse what is not of a kind: "the flips are a Tensor: give Flips, as ws.nearest returns".
 
-    Args:
-        value: what was given.
-        kind: the class that is wanted.
-        what: what it is called, with its verb: "the flips are".
-        origin: where one gets it.
+    kind: the class that is wanted; what: what it is called, with its verb: "the flips are"; origin:
+    where one gets it.
     """
     if not isinstance(value, kind):
         article = "None" if value is None else f"a {type(value).__name__}"

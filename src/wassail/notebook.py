@@ -26,9 +26,7 @@ CELL = "text-align: left; padding: 2px 12px 2px 0; vertical-align: top"
 def card(title: str, *parts: str) -> str:
     """A title and what stands below it.
 
-    Args:
-        title: plain text.
-        *parts: HTML, from `pairs`, `table`, `lines`, `verbatim` or `picture`.
+    *parts: HTML, from `pairs`, `table`, `lines`, `verbatim` or `picture`.
     """
     return f"<div><p><b>{escape(title)}</b></p>{''.join(parts)}</div>"
 
@@ -50,9 +48,7 @@ def pairs(rows: Sequence[tuple[str, object]]) -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A table with a line of names on top.
 
-    Args:
-        head: names of the columns.
-        rows: one sequence of values a line.
+    head: names of the columns; rows: one sequence of values a line.
     """
     names = "".join(f'<th scope="col" style="{CELL}">{escape(name)}</th>' for name in head)
     body = "".join(
@@ -63,20 +59,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def lines(*texts: str) -> str:
-    """Sentences, one below the other.
-
-    Args:
-        *texts: plain text.
-    """
+    """Sentences, one below the other."""
     return "".join(f"<p>{escape(text)}</p>" for text in texts)
 
 
 def verbatim(text: str) -> str:
-    """Text with its own line breaks and columns.
-
-    Args:
-        text: plain text.
-    """
+    """Text with its own line breaks and columns."""
     return f'<pre style="white-space: pre-wrap">{escape(text)}</pre>'
 
 

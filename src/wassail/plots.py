@@ -33,7 +33,6 @@ INK = {
     "autoattack": "black",
 }
 
-
 DASHES: dict[str, Any] = {
     "infinity": "--",
     "anchor": "-.",
@@ -50,11 +49,8 @@ DASHES: dict[str, Any] = {
     "autoattack": "-",
 }
 
-
-WIDTH = {
-    **dict.fromkeys(INK, 1.6),
-    "exact": 3.2,
-}  # the exact line lies under the others, which may coincide with it
+# The exact line lies under the others, which may coincide with it.
+WIDTH = {**dict.fromkeys(INK, 1.6), "exact": 3.2}
 
 
 def look(name: str) -> dict[str, Any]:
@@ -86,10 +82,7 @@ def mark_budget(axes: Axes, eps: float) -> None:
 def square_around(points: Tensor, room: float, count: int = 400) -> tuple[Tensor, Tensor, Tensor]:
     """A square grid around points of the plane: its places across, upward, and all of them.
 
-    Args:
-        points: `(n, 2)`.
-        room: half of its side, in widths of the points.
-        count: places on a side.
+    points: `(n, 2)`; room: half of its side, in widths of the points; count: places on a side.
     """
     middle = (points.amax(0) + points.amin(0)) / 2
     half = room * float((points.amax(0) - points.amin(0)).max())

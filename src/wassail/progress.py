@@ -14,11 +14,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 
 Progress: TypeAlias = "bool | Callable[[float], None]"
-
-
 Tick: TypeAlias = Callable[[float], None]
-
-
 PAUSE = 5.0  # seconds between two lines where no terminal shows a bar
 
 
@@ -29,11 +25,7 @@ class Report:
     """
 
     def begin(self, phase: str) -> None:
-        """A phase begins.
-
-        Args:
-            phase: its name.
-        """
+        """A phase begins."""
 
     def __call__(self, share: float, part: float | None = None) -> None:
         """Progress."""

@@ -61,8 +61,7 @@ class RequiredModel:
     def require(self, requirement: str) -> Verdict:
         """Fail the test unless the requirement holds; return the verdict.
 
-        Args:
-            requirement: see `Evaluation.require`.
+        requirement: see `Evaluation.require`.
         """
         __tracebackhide__ = True
         verdict = self.evaluation.require(requirement)

@@ -26,10 +26,9 @@ from wassail.threat import Boxes, Groups, Threat, boxes_of, parse_groups
 
 _AnyRecord = TypeVar("_AnyRecord", bound="Record")
 LOW, HIGH = ":low", ":high"  # of a threat with boxes of its own
-_TENSORS: dict[str, type[Specification | Boxes]] = {
-    "Specification": Specification,
-    "Boxes": Boxes,
-}
+_TENSORS: dict[str, type[Specification | Boxes]] = {"Specification": Specification, "Boxes": Boxes}
+# What a file that makes no sense makes its reader stumble over.
+ODD = (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
 _PARTS = re.compile(r"\[.*\]")  # what stands in brackets of an annotation is not looked at
 
 
@@ -74,20 +73,12 @@ class Record:
         if header.get("wassail") != cls.__name__:
             raise InputError(
                 f"{str(path)!r} holds {header.get('wassail', 'something else')}, not "
-                f"{cls.__name__}: "
-                "load it with the class that saved it."
+                f"{cls.__name__}: load it with the class that saved it."
             )
         try:
             plain = {name: _rich(value) for name, value in json.loads(header["fields"]).items()}
             return _made(cls, _nested({**tensors, **plain}))
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            RecursionError,
-            OverflowError,
-        ) as error:
+        except ODD as error:
             raise InputError(
                 f"{str(path)!r} is not a complete {cls.__name__}: {_line(error)}; save it again."
             ) from None
@@ -183,17 +174,8 @@ def _is(kind: str, value: Any) -> bool:
         return isinstance(value, (int, float) if kind == "float" else int) and not isinstance(
             value, bool
         )
-    known = {
-        "Tensor": Tensor,
-        "str": str,
-        "bool": bool,
-        "None": type(None),
-        "Threat": Threat,
-        "Groups": Groups,
-        "Specification": Specification,
-        "Mapping": Mapping,
-        "tuple": tuple,
-    }
+    kinds = (Tensor, str, bool, Threat, Groups, Specification, Mapping, tuple)
+    known: dict[str, type] = {each.__name__: each for each in kinds} | {"None": type(None)}
     expected = known.get(kind) or Record.kinds.get(kind)
     return expected is None or isinstance(value, expected)
 

@@ -82,9 +82,8 @@ def samples(n: int, shape: tuple[int, ...], classes: int, seed: int = 0) -> tupl
     """
     generator = torch.Generator().manual_seed(seed + 1)
     x = torch.rand(n, *shape, dtype=torch.float64, generator=generator)
-    x = torch.where(
-        torch.rand(x.shape, generator=generator) < 0.15, x.round(), x
-    )  # saturated pixels
+    # Saturated pixels.
+    x = torch.where(torch.rand(x.shape, generator=generator) < 0.15, x.round(), x)
     return x, torch.randint(classes, (n,), generator=generator)
 
 
@@ -117,9 +116,8 @@ def check_attack(
             for count in classes:
                 model = LinearClassifier.random(count, math.prod(shape))
                 x, y = samples(15, shape, count)
-                y = torch.where(
-                    torch.arange(15) % 5 > 0, model(x).argmax(1), y
-                )  # mostly right, some wrong
+                # Mostly right, some wrong.
+                y = torch.where(torch.arange(15) % 5 > 0, model(x).argmax(1), y)
                 exact = model.distances(x, y, norm, domain)
                 typical = float(exact[(exact > 0) & torch.isfinite(exact)].median())
                 for order in orders:

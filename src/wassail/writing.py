@@ -129,9 +129,7 @@ def visible(text: str) -> str:
 def printable(text: str, keep: str = "") -> str:
     """The text with control characters as question marks: a terminal would obey them.
 
-    Args:
-        text: of any origin.
-        keep: control characters that stay, such as the end of a line.
+    keep: control characters that stay, such as the end of a line.
     """
     return "".join(c if c.isprintable() or c in keep else "?" for c in text)
 
@@ -141,8 +139,7 @@ def without_folders(text: str) -> str:
 
     A text that is one path, perhaps behind `--option=`, may hold spaces.
 
-    Args:
-        text: a name, a word of a command, or a sentence.
+    text: a name, a word of a command, or a sentence.
     """
     found = re.match(r"--?[\w-]+=", text)
     option = "" if found is None else found[0]

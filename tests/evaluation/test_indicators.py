@@ -202,16 +202,11 @@ def test_transfer_finds_where_the_way_to_another_sample_crosses_the_boundary(nor
     )
 
 
-def test_transfer_needs_another_class_or_points() -> None:
+def test_transfer_needs_another_class() -> None:
     some = (Y == 0) & (MLP(X).argmax(1) == 0)
     x = X[some][:5]
     y = Y[some][:5]
     assert transfer(MLP, x, y, 2).distances.isinf().all()
-    known = ws.nearest(MLP, x, y, 2, passes=60)
-    helped = transfer(MLP, x, y, 2, points=[x, known.points])
-    assert (helped.distances <= known.distances).all()
-    with pytest.raises(ws.InputError, match="one a sample"):
-        transfer(MLP, x, y, 2, points=[x[:2]])
 
 
 def test_transfer_does_not_depend_on_the_batch_size() -> None:

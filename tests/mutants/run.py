@@ -55,7 +55,6 @@ OPTIONS = [
 # where claims are made
 PLACES = (
     "certificates",
-    "paper/attention.py",
     "paper/attention_bounds.py",
     "paper/attention_layout.py",
     "paper/corollary.py",

@@ -26,9 +26,9 @@ from wassail.certificates.graph.region import Ball, Region
 from wassail.certificates.lipschitz.steepest import jacobians
 from wassail.paper import attention_layout as layout
 from wassail.paper import corollary, transformer_constants
-from wassail.paper.attention import castin
 from wassail.paper.attention_bounds import (
     _sizes,
+    castin,
     global_bound,
     heads,
 )

@@ -10,7 +10,7 @@ import torch
 import wassail as ws
 from support.forged import network, samples
 from wassail.cli.parser import main
-from wassail.report.job import job_summary
+from wassail.report.card import job_summary
 from wassail.report.sarif import as_sarif, lines_of
 
 GOOD = "accuracy>=0.01 clean"

@@ -12,8 +12,8 @@ from torch import nn
 
 import wassail as ws
 from wassail.cli.parser import main
-from wassail.report.features import changes
 from wassail.report.page import report
+from wassail.report.units import changes
 from wassail.testing import LinearClassifier
 from wassail.zoo.datasets import open_data
 

@@ -158,14 +158,14 @@ def _print_certificate(
     console.print(f"[dim]{made}[/dim]")
 
 
-def _modules_entry(modules: Corollary) -> dict[str, Any]:
-    def plain(value: Any) -> Any:
-        return (
-            None if isinstance(value, float) and not math.isfinite(value) else value
-        )  # JSON has no infinity
+def _plain(value: Any) -> Any:
+    """What JSON can hold: it has no infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    sides = {name: plain(getattr(modules, name)) for name in ("paper", "ours", "local")}
-    rows = [{name: plain(value) for name, value in row._asdict().items()} for row in modules.rows]
+
+def _modules_entry(modules: Corollary) -> dict[str, Any]:
+    sides = {name: _plain(getattr(modules, name)) for name in ("paper", "ours", "local")}
+    rows = [{name: _plain(value) for name, value in row._asdict().items()} for row in modules.rows]
     return {
         "style": modules.style,
         "domain": modules.domain,
@@ -185,15 +185,8 @@ def _save_certificate(
     modules: Corollary | None,
 ) -> None:
     def entry(bound: Bound) -> dict[str, Any]:
-        upper = bound.upper if math.isfinite(bound.upper) else None  # JSON has no infinity
-        seconds = bound.info.get("seconds")
-        return {
-            "lower": bound.lower,
-            "upper": upper,
-            "exact": bound.exact,
-            "method": bound.method,
-            "seconds": seconds,
-        }
+        kept = {"lower": bound.lower, "upper": _plain(bound.upper), "exact": bound.exact}
+        return {**kept, "method": bound.method, "seconds": bound.info.get("seconds")}
 
     slopes = {
         name: entry(bound) for name in SLOPES if (bound := getattr(certificate, name)) is not None
@@ -209,9 +202,7 @@ def _save_certificate(
         "line": certificate.line,
         "tight": certificate.tight,
         **({} if modules is None else {"modules": _modules_entry(modules)}),
-        "bounds": [
-            dict(zip(names, (v if math.isfinite(v) else None for v in row))) for row in rows
-        ],
+        "bounds": [dict(zip(names, map(_plain, row))) for row in rows],
     }
     with writing(folder):
         certificate.save(folder / "certificate.safetensors")

@@ -7,14 +7,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wassail.cli.others import groups_from, others_from
 from wassail.cli.shared import (
     boxed,
     checked,
+    checked_share,
     checked_threads,
     data_from,
     folder_of,
@@ -39,17 +40,12 @@ from wassail.cli.signoff import (
     threats_of,
 )
 from wassail.cli.smooth import OWN, evaluate_smoothed
-from wassail.cli.task import (
-    check_task_options,
-    names_in,
-    targets_from,
-    task_from,
-)
+from wassail.cli.task import check_task_options, names_in, targets_from, task_from
 from wassail.errors import InputError
 from wassail.evaluation.settings import Choices
 from wassail.names import ATTACKS, EXPORTS, FIGURES
 from wassail.threat import Domain, number, parse_norm, parse_order
-from wassail.writing import make, printable, save, saving
+from wassail.writing import make, printable, save
 
 if TYPE_CHECKING:
     from wassail.evaluation.notes import Verification
@@ -74,18 +70,9 @@ SAME = (
 COMPARED = (".html", ".tex", ".csv", ".json", ".svg", ".pdf")  # what `compare` writes
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What the options of `evaluate` say, as far as that is known without a model.
-
-    Attributes:
-        norm: ground norm.
-        domain: as given, before the boxes of a file of features.
-        orders: each once.
-        budgets: each once.
-        choices: keyword arguments of `evaluate`.
-        attacks: those asked for and those added, with the options of each.
-        others: `label_cost` and `subpopulation`, where given.
+class _Asked(NamedTuple):
+    """What the options of `evaluate` say, as far as that is known without a model: the domain
+    before the boxes of a file, the attacks with those that are added.
     """
 
     norm: float
@@ -172,8 +159,7 @@ def _asked(options: argparse.Namespace) -> _Asked:
 def attack_options(words: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Attacks with their options: `wda:kappa=4,step=8/255`.
 
-    Args:
-        words: names, perhaps with options behind a colon.
+    words: names, perhaps with options behind a colon.
     """
     found: dict[str, dict[str, Any]] = {}
     for word in words:
@@ -205,7 +191,10 @@ def _chosen_attacks(
     """
     if not options.add_attack or folder is None:
         return asked
-    before = _attacks_of(folder)
+    from wassail.evaluation.plan import attacks_of
+    from wassail.evaluation.store.store import Store
+
+    before = attacks_of(Store.open(folder).config)
     added = attack_options(options.add_attack)
     return before | {name: before.get(name, {}) | own for name, own in added.items()}
 
@@ -215,31 +204,17 @@ def _print_run(
 ) -> None:
     """The run on the terminal, and its pages beside it.
 
-    Args:
-        options: of the command line.
-        run: the evaluation.
-        folder: the run directory, or None.
-        verdicts: on the requirements.
+    options: of the command line; folder: the run directory, or None.
     """
     from wassail.report.terminal import points_text, print_evaluation, print_landmarks
 
-    print_evaluation(run, options.explain)
+    print_evaluation(run)
     if options.points is not None:
         print(points_text(run, options.points))
     if run.landmarks:
         print_landmarks(run)
     if folder is not None:
         _write_pages(run, folder, verdicts)
-
-
-def _attacks_of(folder: Path) -> dict[str, dict[str, Any]]:
-    """The attacks that a run was made with, and their options."""
-    from wassail.evaluation.store.store import Store
-
-    return {
-        entry["name"]: {k: v for k, v in entry.items() if k != "name"}
-        for entry in Store.open(folder).config["attacks"]
-    }
 
 
 def _write_pages(run: Evaluation, folder: Path, verdicts: Sequence[Verdict] = ()) -> None:
@@ -277,26 +252,19 @@ def compare_command(options: argparse.Namespace) -> int:
     for path in paths:
         known("ending of a file", [path.suffix], COMPARED)
     import wassail as ws
-    from wassail.report import results
     from wassail.report.compare import told_apart, write_comparison
-    from wassail.report.drawing import figure_of_runs
+    from wassail.report.export import write_runs
     from wassail.report.terminal import print_comparison
 
     loaded_runs = [ws.Evaluation.load(folder) for folder in options.folders]
     print_comparison(loaded_runs)
     runs = told_apart(loaded_runs)
-    tables = {".tex": results.to_latex, ".csv": results.to_csv, ".json": results.to_json}
     for path in paths:
         with writing(path):
             if path.suffix == ".html":
                 write_comparison(loaded_runs, path)
-            elif path.suffix in tables:
-                save(path, tables[path.suffix](runs))
-            elif path.suffix == ".svg":
-                save(path, figure_of_runs(runs).svg())
             else:
-                with saving(path) as file:
-                    figure_of_runs(runs).paint(file, "pdf")
+                write_runs(runs, path)
         print(f"wrote {path}")
     return 0
 
@@ -304,25 +272,13 @@ def compare_command(options: argparse.Namespace) -> int:
 def board_command(options: argparse.Namespace) -> int:
     """`wassail board`."""
     import wassail as ws
-    from wassail.paper.published import ORDERS, PUBLISHED
-    from wassail.report.board import Published, write_board
+    from wassail.paper.published import PUBLISHED
+    from wassail.report.board import write_board
     from wassail.report.standing import standing
 
     runs = [ws.Evaluation.load(folder) for folder in options.folders]
     standings = [standing(run, options.signer, options.verify) for run in runs]
-    columns = dict(zip(ORDERS, ("wda++-1", "wda++-2", "autoattack")))
-    lines = [
-        Published(
-            line.name,
-            line.architecture,
-            line.dataset,
-            line.norm,
-            line.eps,
-            line.figures["clean"],
-            {order: line.figures[column] for order, column in columns.items()},
-        )
-        for line in PUBLISHED
-    ]
+    lines = [line.record for line in PUBLISHED]
     folder = Path(options.output)
     with writing(folder):
         index = write_board(runs, folder, lines, standings)
@@ -349,12 +305,7 @@ def export_command(options: argparse.Namespace) -> int:
 def verify_command(options: argparse.Namespace) -> int:
     """Exit code 1 if something in the run is false."""
     checked_threads(options)
-    share = number(options.radii, "--radii")
-    if not 0 <= share <= 1:
-        raise InputError(
-            f"--radii is {options.radii!r}: give the share to prove again, between 0 and 1, or "
-            "nothing for all."
-        )
+    share = checked_share(options.radii)
     from wassail.evaluation.smoothed import is_smoothed
 
     use_threads(options)

@@ -50,9 +50,7 @@ def key_of(action: argparse.Action) -> str:
 def init_text(parser: argparse.ArgumentParser, name: str) -> str:
     """The commented file.
 
-    Args:
-        parser: of `evaluate`.
-        name: of the file.
+    parser: of `evaluate`.
     """
     lines = [HEAD.format(name=name, command=parser.prog)]
     title = None
@@ -103,10 +101,8 @@ def read_config(path: str) -> dict[str, Any]:
 def apply_config(parser: argparse.ArgumentParser, path: str, trusted: bool = False) -> None:
     """Make what a file says the defaults of a parser.
 
-    Args:
-        parser: of `evaluate`.
-        path: of the file.
-        trusted: whether `--trust` stands on the command line: then the file may name code.
+    parser: of `evaluate`; trusted: whether `--trust` stands on the command line: then the file may
+    name code.
     """
     known = {key_of(action): action for _, action in actions(parser)}
     for key, value in read_config(path).items():
@@ -210,8 +206,7 @@ def init_command(options: argparse.Namespace, parser: argparse.ArgumentParser) -
 def box_text(name: str) -> str:
     """A file for `--box` with the range of each feature in some data, to be edited.
 
-    Args:
-        name: of the data, samples `(N, F)`.
+    name: of the data, samples `(N, F)`.
     """
     from wassail.zoo.datasets import open_data
 

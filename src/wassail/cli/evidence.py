@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from wassail.cli.commands import evaluate_command, seal_command, verify_command
 from wassail.cli.options import shared
 from wassail.cli.shared import (
+    checked_share,
     checked_threads,
     data_from,
     folder_of,
@@ -19,7 +20,6 @@ from wassail.cli.shared import (
 )
 from wassail.cli.signoff import has_results, quiet_output
 from wassail.errors import InputError
-from wassail.threat import number
 from wassail.writing import is_run, printable
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ def evidence_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--later-data",
-        default=None,
         metavar="D",
         help="later samples, as --data: the shift to them is measured, and stands beside eps",
     )
@@ -55,9 +54,7 @@ def evidence_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="put the .onnx file into the pack, so that a reader needs nothing else",
     )
-    group.add_argument(
-        "--key", metavar="FILE", default=None, help="an Ed25519 private key that signs the seal"
-    )
+    group.add_argument("--key", metavar="FILE", help="an Ed25519 private key that signs the seal")
 
 
 def statement_from(options: argparse.Namespace) -> Statement:
@@ -165,7 +162,7 @@ def _verify_pack(options: argparse.Namespace) -> int:
     checked_threads(options)
     if options.output is not None:
         raise InputError("-o is for runs: for a pack, --record FILE names what is written.")
-    share = _share(options.radii)
+    share = None if options.radii is None else checked_share(options.radii)
     from wassail.evidence.pack import opened
     from wassail.evidence.verify import SHARE, load, record_text, verify_pack, write_record
 
@@ -247,16 +244,3 @@ def seal_any(options: argparse.Namespace) -> int:
         for path in seal_again(options.folder, options.key):
             print(f"wrote {path}")
     return 0
-
-
-def _share(text: str | None) -> float | None:
-    """The share of radii to prove again, None where nothing was said."""
-    if text is None:
-        return None
-    share = number(text, "--radii")
-    if not 0 <= share <= 1:
-        raise InputError(
-            f"--radii is {text!r}: give the share to prove again, between 0 and 1, or nothing for "
-            "all."
-        )
-    return share

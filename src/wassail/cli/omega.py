@@ -23,23 +23,17 @@ def omega_options(children: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("file", metavar="omega.json", help="the property")
     parser.add_argument(
-        "--timeout",
-        metavar="S",
-        default=None,
-        help="seconds (default: effort, not time, is limited)",
+        "--timeout", metavar="S", help="seconds (default: effort, not time, is limited)"
     )
     parser.add_argument(
         "--effort",
         metavar="S",
-        default=None,
         help="seconds of one core for each sample, counted in operations (default: 2)",
     )
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="write the answer with what it rests on"
     )
-    parser.add_argument(
-        "--check", metavar="FILE", default=None, help="an answer to check, instead of a decision"
-    )
+    parser.add_argument("--check", metavar="FILE", help="an answer to check, instead of a decision")
     parser.add_argument(
         "--again",
         metavar="K",

@@ -16,16 +16,13 @@ SUMMARY = (
     "your data?"
 )
 
-
 RUN_FILES = "the run, report.html and sandwich.svg"
-
 
 # The demo: samples, of 500; the gap that it closes at its first order, in points; and the seconds
 # that it may take for that. It takes some 80 of one core, or half of them on two.
 DEMO_SAMPLES = 50
 DEMO_GAP = "9.9"
 DEMO_SECONDS = "120"
-
 
 # Options that several commands have, as argparse is given them.
 SHARED: dict[str, dict[str, Any]] = {
@@ -47,10 +44,10 @@ SHARED: dict[str, dict[str, Any]] = {
     "--quiet": {"action": "store_true", "help": "no progress bar or lines"},
 }
 
-
 # Options of earlier versions, and what replaces them.
 GONE = {
     **{name: f"--attacks wda:{name[2:]}=VALUE" for name in ("--step", "--topk", "--kappa")},
+    "--explain": "--out DIR, whose report.html says what the words mean",
     "--junit": "--write FILE.xml",
     "--card": "--write FILE.md",
     "--sarif": "--write FILE.sarif",
@@ -68,10 +65,7 @@ def refuse_gone(words: Iterable[str]) -> None:
 def shared(group: argparse._ActionsContainer, name: str, **own: Any) -> None:
     """Add an option that several commands have.
 
-    Args:
-        group: a parser, or a group of its options.
-        name: of the option.
-        own: what is different for this command.
+    group: a parser, or a group of its options; own: what is different for this command.
     """
     group.add_argument(name, **(SHARED[name] | own))
 
@@ -154,9 +148,7 @@ def model_options(
         help="the file is your own: .pt2, which runs code; .onnx without a first pass",
     )
     group.add_argument(
-        "--one-logit",
-        action="store_true",
-        help="the model has one output, positive for class 1",
+        "--one-logit", action="store_true", help="the model has one output, positive for class 1"
     )
     shared(group, "--dataset")
     if required:
@@ -168,9 +160,7 @@ def model_options(
             "hf:NAME, module:factory (default: %(default)s)",
         )
         group.add_argument(
-            "--ids",
-            metavar="FILE",
-            help="image folders: the images to use, one path a line",
+            "--ids", metavar="FILE", help="image folders: the images to use, one path a line"
         )
         group.add_argument(
             "--preprocessing",
@@ -178,9 +168,7 @@ def model_options(
             help="image folders: Res256Crop224, Crop288, ... as RobustBench names them",
         )
         group.add_argument(
-            "--classes",
-            metavar="A,B,C",
-            help="names of all classes in the order of the model",
+            "--classes", metavar="A,B,C", help="names of all classes in the order of the model"
         )
 
 
@@ -244,15 +232,11 @@ def cluster_options(group: argparse._ArgumentGroup) -> None:
         "--ray",
         nargs="?",
         const="",
-        default=None,
         metavar="ADDRESS",
         help="work on a Ray cluster; bare: one on this machine",
     )
     group.add_argument(
-        "--workers",
-        type=int,
-        default=None,
-        help="--ray: processes (default: all there is room for)",
+        "--workers", type=int, help="--ray: processes (default: all there is room for)"
     )
     group.add_argument(
         "--gpus-per-worker",
@@ -261,10 +245,7 @@ def cluster_options(group: argparse._ArgumentGroup) -> None:
         help="--ray: GPUs of each, perhaps 0.5 (default: 0)",
     )
     group.add_argument(
-        "--chunk-timeout",
-        default=None,
-        metavar="S",
-        help="--ray: a chunk that takes longer hangs",
+        "--chunk-timeout", metavar="S", help="--ray: a chunk that takes longer hangs"
     )
 
 
@@ -306,11 +287,9 @@ def threat_options(
     group.add_argument(
         "--points",
         metavar="FILE",
-        default=None,
         help="anyone's adversarial examples, .pt, .npz or .safetensors: flips join the pool",
     )
-    group.add_argument("--name", default=None, help="what to call the model (default: MODEL)")
-    group.add_argument("--explain", action="store_true", help="define the words of the table")
+    group.add_argument("--name", help="what to call the model (default: MODEL)")
     common_options(parser, norm=None, threads=threads, out=out)
 
 
@@ -328,10 +307,8 @@ def common_options(
     group.add_argument("--no-box", action="store_true", help="let points leave the box: all of R^n")
     shared(group, "-n")
     shared(group, "--seed")
-    group.add_argument("--out", default=None, help=f"directory for {out}")
+    group.add_argument("--out", help=f"directory for {out}")
     own = {} if threads is None else {"help": f"CPU threads (default: {threads})"}
     shared(group, "--threads", default=threads, **own)
-    group.add_argument(
-        "--device", default=None, help="where to compute: cpu, cuda, mps (default: cpu)"
-    )
+    group.add_argument("--device", help="where to compute: cpu, cuda, mps (default: cpu)")
     shared(group, "--quiet")

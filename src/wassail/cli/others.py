@@ -20,22 +20,13 @@ def others_options(parser: argparse.ArgumentParser) -> None:
     """Labels that change and other people: figures beside those of the threats."""
     group = parser.add_argument_group("other people and labels")
     group.add_argument(
-        "--label-cost",
-        default=None,
-        metavar="K",
-        help="price of a changed label, as an eps (default: inf)",
+        "--label-cost", metavar="K", help="price of a changed label, as an eps (default: inf)"
     )
     group.add_argument(
-        "--subpopulation",
-        default=None,
-        metavar="S",
-        help="least share of people that is there (default: 1)",
+        "--subpopulation", metavar="S", help="least share of people that is there (default: 1)"
     )
     group.add_argument(
-        "--groups",
-        default=None,
-        metavar="G",
-        help="classes, a column of --data, or a text or .npy file",
+        "--groups", metavar="G", help="classes, a column of --data, or a text or .npy file"
     )
     group.add_argument(
         "--group-weights",

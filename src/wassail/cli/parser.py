@@ -74,8 +74,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End with the exit code of bad input.
 
-        Args:
-            message: what argparse has to say.
+        message: what argparse has to say.
         """
         said = printable(message)
         self.exit(BAD_INPUT, f"wassail: {said}; see `{self.prog} --help`.\n")
@@ -225,7 +224,6 @@ def _parser() -> argparse.ArgumentParser:
     init.add_argument(
         "--box-of",
         metavar="DATA",
-        default=None,
         help="instead: a file for --box, with the range of each feature in a table",
     )
     init.set_defaults(
@@ -271,10 +269,7 @@ def _runs_evaluate(
 ) -> None:
     """Give a command that runs `evaluate` the defaults of all options that it does not have.
 
-    Args:
-        parser: of the command.
-        evaluate: the parser of `evaluate`.
-        own: defaults of the command's own.
+    evaluate: the parser of `evaluate`; own: defaults of the command's own.
     """
     mine = {action.dest for action in parser._actions}
     known = {name: value for name, value in evaluate._defaults.items() if name not in mine}
@@ -287,9 +282,8 @@ def _demo_command(demo: argparse.ArgumentParser, evaluate: argparse.ArgumentPars
     demo.add_argument(
         "model", nargs="?", default="digits-cnn-adv", help="a built-in model (default: %(default)s)"
     )
-    threat_options(
-        demo, eps="0.05", threads=1, out=f"{RUN_FILES} (default: wassail-demo)"
-    )  # a tiny network needs one thread; proofs of two samples run side by side
+    # A tiny network needs one thread; proofs of two samples run side by side.
+    threat_options(demo, eps="0.05", threads=1, out=f"{RUN_FILES} (default: wassail-demo)")
     run_options(demo, certify="auto", seconds=DEMO_SECONDS, gap=DEMO_GAP)
     _runs_evaluate(
         demo,
@@ -326,9 +320,7 @@ def _evaluate_command(children: argparse._SubParsersAction[Any]) -> argparse.Arg
         help="extend the run in --out by these attacks",
     )
     shared(run, "--no-look")
-    run.add_argument(
-        "--config", metavar="FILE", default=None, help="options from a file of `wassail init`"
-    )
+    run.add_argument("--config", metavar="FILE", help="options from a file of `wassail init`")
     signoff_options(evaluate)
     smooth_options(evaluate)
     usual = {action.dest: action.default for action in evaluate._actions}
@@ -352,10 +344,7 @@ def _evidence_commands(
     run = evidence.add_argument_group("the run")
     shared(run, "--no-look")
     run.add_argument(
-        "--config",
-        metavar="FILE",
-        default=None,
-        help="options from a file of `wassail init --evidence`",
+        "--config", metavar="FILE", help="options from a file of `wassail init --evidence`"
     )
     evidence_options(evidence)
     signoff_options(evidence)
@@ -429,7 +418,6 @@ def _verify_command(children: argparse._SubParsersAction[Any]) -> None:
         "--radii",
         nargs="?",
         const="1",
-        default=None,
         metavar="SHARE",
         help="prove the certified radii again; with a share (0.1) so many, drawn at random "
         "(default: none of a run, a tenth of a pack)",
@@ -444,7 +432,6 @@ def _verify_command(children: argparse._SubParsersAction[Any]) -> None:
         "--seal",
         nargs="?",
         const="",
-        default=None,
         metavar="KEY",
         help="check the seal of the run, too, and say who vouches for it; with a key (a file with "
         "an Ed25519 public key, or its fingerprint) it must be signed with that",
@@ -452,11 +439,10 @@ def _verify_command(children: argparse._SubParsersAction[Any]) -> None:
     verify.add_argument(
         "--record",
         metavar="FILE",
-        default=None,
         help="packs: what was verified, as JSON (default: PACK.verified.json)",
     )
     verify.add_argument(
-        "--key", metavar="FILE", default=None, help="packs: an Ed25519 key that signs that record"
+        "--key", metavar="FILE", help="packs: an Ed25519 key that signs that record"
     )
     verify.set_defaults(run=verify_any, data=None)
 
@@ -467,7 +453,6 @@ def _verify_command(children: argparse._SubParsersAction[Any]) -> None:
     seal.add_argument(
         "--key",
         metavar="FILE",
-        default=None,
         help="an Ed25519 private key, PEM or OpenSSH, without a password: needs cryptography",
     )
     seal.set_defaults(run=seal_any)
@@ -513,7 +498,6 @@ def _certify_command(children: argparse._SubParsersAction[Any]) -> None:
     )
     certify.add_argument(
         "--time-limit",
-        default=None,
         metavar="SECONDS",
         help="for all slopes (default: a budget of work instead, about a minute)",
     )
@@ -538,14 +522,12 @@ def _figures_command(parts: argparse._SubParsersAction[Any]) -> None:
         "names", nargs="*", metavar="FIGURE", help=f"any of {', '.join(FIGURES)} (default: all)"
     )
     figures.add_argument(
-        "--norm", default=None, help="ground norm: 1, 2 or inf (default: the one of each figure)"
+        "--norm", help="ground norm: 1, 2 or inf (default: the one of each figure)"
     )
-    figures.add_argument(
-        "--model", default=None, help="for the figures of attacks (default: an embedded one)"
-    )
-    figures.add_argument("--data", default=None, help="see `wassail evaluate` (default: digits)")
+    figures.add_argument("--model", help="for the figures of attacks (default: an embedded one)")
+    figures.add_argument("--data", help="see `wassail evaluate` (default: digits)")
     shared(figures, "-n", help="samples (default: the figure's)")
-    figures.add_argument("--eps", default=None, help="budget (default: the figure's)")
+    figures.add_argument("--eps", help="budget (default: the figure's)")
     shared(figures, "--seed", help="of the networks and samples (default: 0)")
     figures.add_argument(
         "--out", default="figures", help="directory to write to (default: %(default)s)"
@@ -566,9 +548,7 @@ def _table_command(parts: argparse._SubParsersAction[Any]) -> None:
         help="as for `evaluate`; NAME@inf=2/255@2=0.25@data=D@mean=M,M,M@std=S,S,S for its own",
     )
     table.add_argument(
-        "--data",
-        default=None,
-        help="see `wassail evaluate` (default: digits for the embedded models)",
+        "--data", help="see `wassail evaluate` (default: digits for the embedded models)"
     )
     table.add_argument(
         "--norm", nargs="+", default=["inf", "2"], help="ground norms (default: inf 2)"
@@ -577,7 +557,7 @@ def _table_command(parts: argparse._SubParsersAction[Any]) -> None:
         "--eps", nargs="+", default=[], help="budgets, inf=8/255 2=0.5 (default: RobustBench's)"
     )
     table.add_argument(
-        "--attacks", nargs="+", default=None, metavar="A", help="the columns to run (default: all)"
+        "--attacks", nargs="+", metavar="A", help="the columns to run (default: all)"
     )
     shared(table, "-n", default=200, help="samples (default: %(default)s)")
     table.add_argument(

@@ -38,10 +38,8 @@ def known(kind: str, names: Sequence[str], valid: Collection[str]) -> None:
 def refuse(options: argparse.Namespace, names: Sequence[str], reason: str) -> None:
     """Refuse options of `evaluate` that were given where they say nothing.
 
-    Args:
-        options: of the command line.
-        names: of the options, as attributes.
-        reason: how the sentence goes on behind the option.
+    options: of the command line; names: of the options, as attributes; reason: how the sentence
+    goes on behind the option.
     """
     for name in names:
         if getattr(options, name) != options.usual[name]:
@@ -64,6 +62,17 @@ def checked_threads(options: argparse.Namespace) -> None:
         raise InputError(
             f"--threads is {options.threads}: give a number of CPU threads, 1 to 1024."
         )
+
+
+def checked_share(text: str) -> float:
+    """The share of radii to prove again."""
+    share = number(text, "--radii")
+    if not 0 <= share <= 1:
+        raise InputError(
+            f"--radii is {text!r}: give the share to prove again, between 0 and 1, or nothing for "
+            "all."
+        )
+    return share
 
 
 def use_threads(options: argparse.Namespace) -> None:

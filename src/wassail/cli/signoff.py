@@ -43,14 +43,10 @@ def signoff_options(parser: argparse.ArgumentParser) -> None:
         'proved" (or attacked, or clean); may be given several times',
     )
     group.add_argument(
-        "--json",
-        action="store_true",
-        help="figures as JSON on stdout, all else on stderr",
+        "--json", action="store_true", help="figures as JSON on stdout, all else on stderr"
     )
     group.add_argument(
-        "--landmarks",
-        action="store_true",
-        help="known shifts: noise, blur, JPEG, ...",
+        "--landmarks", action="store_true", help="known shifts: noise, blur, JPEG, ..."
     )
     group.add_argument(
         "--box",
@@ -70,7 +66,6 @@ def signoff_options(parser: argparse.ArgumentParser) -> None:
         "--job-summary",
         nargs="?",
         const="",
-        default=None,
         metavar="FILE",
         help="add a summary in Markdown to a file (bare: the one in GITHUB_STEP_SUMMARY)",
     )
@@ -137,8 +132,7 @@ def threats_of(
 def has_results(folder: Path | None) -> bool:
     """Whether a folder holds results already: a sign-off looks at those again.
 
-    Args:
-        folder: of the run, or None.
+    folder: of the run, or None.
     """
     return folder is not None and any((folder / "results").glob("*/*.safetensors"))
 
@@ -168,8 +162,7 @@ def judged(
 def recorded(run: Evaluation) -> list[Verdict]:
     """The verdicts on the requirements in the command that a run records, as far as they are some.
 
-    Args:
-        run: the evaluation, perhaps a stranger's.
+    run: the evaluation, perhaps a stranger's.
     """
     from wassail.evaluation.signoff import check
 
@@ -192,14 +185,10 @@ def sign_off(
 ) -> int:
     """Print and write the verdicts; 1 if a requirement does not hold.
 
-    Args:
-        options: of the command line.
-        run: the evaluation.
-        verdicts: of `judged`.
-        looked: what was verified of results that were stored before, or None.
+    options: of the command line; verdicts: of `judged`; looked: what was verified of results that
+    were stored before, or None.
     """
-    from wassail.report.card import model_card
-    from wassail.report.job import job_summary
+    from wassail.report.card import job_summary, model_card
     from wassail.report.machine import as_json, as_junit
     from wassail.report.sarif import as_sarif
 

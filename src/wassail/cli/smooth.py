@@ -102,7 +102,6 @@ def smooth_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--smooth",
         action=_Smooth,
-        default=None,
         metavar="SIGMA",
         help="the model under Gaussian noise of this size, in l2",
     )

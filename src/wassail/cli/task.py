@@ -22,17 +22,14 @@ def task_options(parser: argparse.ArgumentParser) -> None:
     """Tasks that are no classification, and features that may not move."""
     group = parser.add_argument_group("the task (default: classes)")
     words = {
-        "tolerance": (
-            "T",
-            "regression: off by less than 0.5, 5%%, or a column",
-        ),
+        "tolerance": ("T", "regression: off by less than 0.5, 5%%, or a column"),
         "threshold": ("T", "labels of 0 and 1: an output above T says 1"),
         "label": ("L", "with --threshold: the one label that counts"),
         "target": ("A,B", "columns of --data that the model predicts"),
         "immutable": ("A,B", "features that may not move, names or places"),
     }
     for name, (shown, text) in words.items():
-        group.add_argument(f"--{name}", default=None, metavar=shown, help=text)
+        group.add_argument(f"--{name}", metavar=shown, help=text)
 
 
 def check_task_options(options: argparse.Namespace) -> None:

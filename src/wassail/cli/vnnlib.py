@@ -23,20 +23,17 @@ def vnnlib_options(children: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--timeout",
         metavar="S",
-        default=None,
         help="seconds for one property (default: those of instances.csv; else effort, not time, "
         "is limited)",
     )
     parser.add_argument(
         "--csv",
         metavar="FILE",
-        default=None,
         help="instances.csv instead of two files: network,property,seconds in every line",
     )
     parser.add_argument(
         "--out",
         metavar="DIR",
-        default=None,
         help="with --csv: results.csv, counterexamples and solved.png; started again it goes on",
     )
     parser.add_argument(

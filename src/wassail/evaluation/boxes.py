@@ -25,20 +25,14 @@ ONE_BOX = ("cw", "a3", "w_pgd")  # homes of attacks that have one box for all sa
 
 
 def one_box(attack: str) -> bool:
-    """Whether an attack has one box for all features of all samples.
-
-    Args:
-        attack: its name.
-    """
+    """Whether an attack has one box for all features of all samples."""
     return find(attack).home.split(":")[0] in ONE_BOX
 
 
 def with_hull(threats: Sequence[Threat], data: Data) -> tuple[tuple[Threat, ...], Boxes | None]:
     """Threats with the one box that holds the boxes of all samples, and those; None for others.
 
-    Args:
-        threats: of one domain.
-        data: whose samples they are for.
+    data: whose samples they are for.
     """
     boxes = boxes_of(threats[0].domain)
     if boxes is None or boxes.low.ndim != 1 + len(data.shape):
@@ -56,9 +50,7 @@ def with_hull(threats: Sequence[Threat], data: Data) -> tuple[tuple[Threat, ...]
 def check_attacks(attacks: Mapping[str, Any], boxes: Boxes | None) -> None:
     """Refuse attacks that cannot stay in the boxes of samples.
 
-    Args:
-        attacks: by name.
-        boxes: of the samples, or None.
+    boxes: of the samples, or None.
     """
     lacking = [name for name in attacks if boxes is not None and one_box(name)]
     if lacking:
@@ -76,10 +68,7 @@ def boxes_digest(boxes: Boxes) -> str:
 def read_boxes(store: Store, chunks: Sequence[int], shape: tuple[int, ...]) -> Boxes | None:
     """The boxes that a run keeps, or None; none that its configuration does not name.
 
-    Args:
-        store: of the run.
-        chunks: their numbers.
-        shape: of all samples, `(N, *shape)`.
+    shape: of all samples, `(N, *shape)`.
     """
     stated = store.config.get(BOXES)
     if stated is None:

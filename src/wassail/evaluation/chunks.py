@@ -92,9 +92,7 @@ def moved(x: Tensor, tensors: Tensors) -> Tensor:
 def nearest_of(parts: Sequence[Tensors], start: int) -> Tensors:
     """The nearest flip of each sample over several results for one chunk: rows `(m,)`, points.
 
-    Args:
-        parts: as `flips_chunk` gives them.
-        start: the row of the chunk's first sample.
+    parts: as `flips_chunk` gives them; start: the row of the chunk's first sample.
     """
     found_by = torch.stack([part["distances"] for part in parts]).argmin(0)
     mine = [found_by[part["index"]] == k for k, part in enumerate(parts)]

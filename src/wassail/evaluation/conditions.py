@@ -43,9 +43,7 @@ def conditions(run: Outcome) -> tuple[str, ...]:
 def plain_sentence(run: Outcome, model: Model) -> tuple[str, ...]:
     """The figures of a run with a box of its own for the plain box, computed here; none for others.
 
-    Args:
-        run: the evaluation.
-        model: that it is about, in the variable of the run.
+    model: that it is about, in the variable of the run.
     """
     domain = run.threat.domain
     n = min(len(run), SAMPLES)
@@ -127,9 +125,8 @@ def _tolerances(run: Outcome) -> str | None:
     assert run.targets is not None
     own = run.targets[:, criterion.outputs :]
     return (
-        "Each sample has a tolerance of the run's own choice: from "
-        f"{float(own.min()):.4g} to {float(own.max()):.4g}, median {float(own.median()):.4g}, in "
-        "the unit of the targets."
+        f"Each sample has a tolerance of the run's own choice: from {float(own.min()):.4g} to "
+        f"{float(own.max()):.4g}, median {float(own.median()):.4g}, in the unit of the targets."
     )
 
 

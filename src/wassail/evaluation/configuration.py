@@ -39,16 +39,15 @@ def run_config(settings: Settings, source: Source, data: Data, mu: Tensor | None
         "shape": list(data.shape),
         **plain(dict(data.info)),
     }
-    certify = None
+    certify: dict[str, Any] | None = None
     if settings.certify is not None:
         certify = {
             "method": settings.certify,
             "arithmetic": settings.arithmetic,
             "time_limit": settings.time_limit,
-            **({} if settings.gap is None else {"gap": settings.gap}),
-            **({} if settings.closing is None else {"closing": settings.closing}),
-            **({} if settings.effort is None else {"effort": settings.effort}),
         }
+        asked = {name: getattr(settings, name) for name in ("gap", "closing", "effort")}
+        certify |= {name: value for name, value in asked.items() if value is not None}
     return {
         "format": FORMAT,
         "model": model,

@@ -248,10 +248,8 @@ class WithTolerances(Wrapped):
 def tolerances_of(targets: Tensor, tolerance: float | str, start: int = 0) -> Tensor:
     """The tolerance of each target, float64 `(n, K)`.
 
-    Args:
-        targets: `(n, K)`.
-        tolerance: a number, or a share as "5%".
-        start: place of the first sample, for a sentence.
+    targets: `(n, K)`; tolerance: a number, or a share as "5%"; start: place of the first sample,
+    for a sentence.
     """
     if not isinstance(tolerance, str):
         return torch.full_like(targets, tolerance)
@@ -325,8 +323,7 @@ def _regression(
 def parse_tolerance(value: Any) -> float | str | Tensor:
     """A tolerance as people give it: 0.5, "5%", or one for each sample.
 
-    Args:
-        value: number, text, tensor or list.
+    value: number, text, tensor or list.
     """
     if isinstance(value, str) and value.strip().endswith("%"):
         share = number(value.strip().removesuffix("%"), "tolerance")
@@ -389,11 +386,7 @@ def _check_labels(data: Data, criterion: ManyLabels) -> None:
 
 
 def read_criterion(config: Mapping[str, Any]) -> Criterion | None:
-    """What the configuration of a run says of its task; None for classes.
-
-    Args:
-        config: of the run.
-    """
+    """What the configuration of a run says of its task; None for classes."""
     kept = config.get("criterion")
     if kept is None:
         return None
@@ -416,9 +409,7 @@ def read_criterion(config: Mapping[str, Any]) -> Criterion | None:
 def recorded_targets(about: Any, criterion: Criterion | None) -> Targets:
     """Which part of the data the targets of a run were.
 
-    Args:
-        about: what the run records of its data.
-        criterion: of the run, or None for classes.
+    about: what the run records of its data; criterion: of the run, or None for classes.
     """
     kept = about if isinstance(about, Mapping) else {}
     parts = [kept.get(key) for key in ("targets", "aside")]
@@ -429,9 +420,7 @@ def recorded_targets(about: Any, criterion: Criterion | None) -> Targets:
 def right_of(criterion: Criterion | None, y: Tensor) -> Labels:
     """Classes as they are; rows of a criterion as their specification.
 
-    Args:
-        criterion: of the run, or None.
-        y: classes `(n,)` or rows `(n, W)`.
+    criterion: of the run, or None; y: classes `(n,)` or rows `(n, W)`.
     """
     return y if criterion is None else criterion.specification(y)
 
@@ -439,9 +428,7 @@ def right_of(criterion: Criterion | None, y: Tensor) -> Labels:
 def check_outputs(criterion: Criterion, z: Tensor) -> None:
     """Refuse a model that has other outputs than there are targets.
 
-    Args:
-        criterion: of the run.
-        z: outputs of the model at a few samples.
+    z: outputs of the model at a few samples.
     """
     if z.shape[1] != criterion.outputs:
         what = "targets" if isinstance(criterion, Regression) else "labels"
@@ -473,9 +460,7 @@ def predicted(z: Tensor, y: Labels) -> Tensor:
     """The class predicted at outputs, where a tie is an error; of a specification 0 where it holds,
     and else the row that fails most, counted from 1.
 
-    Args:
-        z: outputs `(n, K)`.
-        y: labels, or a fitted specification.
+    z: outputs `(n, K)`; y: labels, or a fitted specification.
     """
     goal = specification_of(y)
     return predict(z if goal is None else goal.logits(z), labels_of(y, z.device))
@@ -484,9 +469,7 @@ def predicted(z: Tensor, y: Labels) -> Tensor:
 def lead(z: Tensor, y: Labels) -> Tensor:
     """By how much a sample is right, `(n,)`: the least margin, negative where it is wrong.
 
-    Args:
-        z: outputs `(n, K)`.
-        y: labels, or a fitted specification.
+    z: outputs `(n, K)`; y: labels, or a fitted specification.
     """
     goal = specification_of(y)
     return -margin(z, labels_of(y, z.device)) if goal is None else goal.margins(z).amin(1)
@@ -495,8 +478,7 @@ def lead(z: Tensor, y: Labels) -> Tensor:
 def kept_labels(y: Tensor) -> dict[str, Tensor]:
     """Labels as a chunk of a run keeps them: rows of a criterion beside the class 0.
 
-    Args:
-        y: classes `(n,)` or rows `(n, W)`.
+    y: classes `(n,)` or rows `(n, W)`.
     """
     if not y.is_floating_point():
         return {"y": y}
@@ -506,7 +488,6 @@ def kept_labels(y: Tensor) -> dict[str, Tensor]:
 def stored_labels(kept: Mapping[str, Tensor]) -> Tensor:
     """What `kept_labels` was given.
 
-    Args:
-        kept: tensors of a chunk.
+    kept: tensors of a chunk.
     """
     return kept.get("targets", kept["y"])

@@ -29,13 +29,7 @@ from wassail.evaluation.result import Finding, Outcome
 from wassail.losses import margin_ascent, predict
 from wassail.network import BATCH_SIZE, Model, Network, device_of, frozen, search
 from wassail.progress import Tick
-from wassail.specification import (
-    Labels,
-    Specification,
-    labels_at,
-    labels_of,
-    specification_of,
-)
+from wassail.specification import Labels, Specification, labels_at, labels_of, specification_of
 from wassail.threat import Domain, Number, ceil_percent, parse_domain, parse_norm, show
 from wassail.transport.flips import Flips
 
@@ -145,8 +139,7 @@ def _labels(y: Tensor, classes: int) -> Finding:
     if len(y) >= 20 and int(present.sum()) == 1:
         text = (
             f"The first {len(y)} samples all have class {int(y[0])}: the data are sorted, so a "
-            "part of them from the front "
-            "says nothing about the other classes."
+            "part of them from the front says nothing about the other classes."
         )
         return Finding("labels", "note", text)
     missing = (~present).nonzero()[:, 0].tolist()
@@ -157,11 +150,8 @@ def _labels(y: Tensor, classes: int) -> Finding:
             f"({names}): is that the data?"
         )
         return Finding("labels", "note", text)
-    return Finding(
-        "labels",
-        "ok",
-        f"The first {len(y)} samples have {int(present.sum())} of {classes} classes.",
-    )
+    text = f"The first {len(y)} samples have {int(present.sum())} of {classes} classes."
+    return Finding("labels", "ok", text)
 
 
 def _determinism(network: Network, x: Tensor, z: Tensor) -> Finding:
@@ -181,16 +171,12 @@ def _determinism(network: Network, x: Tensor, z: Tensor) -> Finding:
         moved = int(((other - z).abs().amax(1) > 1e-4 * scale).sum())
         if moved:
             text = (
-                f"The logits of {moved} of {len(x)} samples change if the model {what}: a flip "
-                "may be a lucky draw, so fix its "
-                "randomness or its batch statistics."
+                f"The logits of {moved} of {len(x)} samples change if the model {what}: a flip may "
+                "be a lucky draw, so fix its randomness or its batch statistics."
             )
             return Finding("determinism", "warning", text)
-    return Finding(
-        "determinism",
-        "ok",
-        "The logits do not change if the model is asked twice, or in other batches.",
-    )
+    text = "The logits do not change if the model is asked twice, or in other batches."
+    return Finding("determinism", "ok", text)
 
 
 def _precision(model: Model, x: Tensor) -> Finding:
@@ -236,17 +222,12 @@ def _saturation(z: Tensor) -> Finding:
     if sure:
         text = (
             f"The logits of {sure} of {len(z)} samples lie more than {SATURATED:g} apart (up to "
-            f"{float(gap.max()):.3g}): "
-            "softmax rounds to 0 and 1, and other tools' attacks on the cross entropy lose their "
-            "gradient; the attacks here "
-            "do not."
+            f"{float(gap.max()):.3g}): softmax rounds to 0 and 1, and other tools' attacks on the "
+            "cross entropy lose their gradient; the attacks here do not."
         )
         return Finding("saturation", "note", text)
-    return Finding(
-        "saturation",
-        "ok",
-        f"The two largest logits of a sample are at most {float(gap.max()):.3g} apart.",
-    )
+    text = f"The two largest logits of a sample are at most {float(gap.max()):.3g} apart."
+    return Finding("saturation", "ok", text)
 
 
 def _gradients(network: Network, x: Tensor, y: Tensor, z: Tensor) -> Finding:
@@ -270,9 +251,8 @@ def _gradients(network: Network, x: Tensor, y: Tensor, z: Tensor) -> Finding:
         kinds = [f"{dead} are zero"] * bool(dead) + [f"{broken} are not finite"] * bool(broken)
         text = (
             f"Of the margin's gradients at {len(rows)} correct samples {' and '.join(kinds)}: "
-            "gradients are masked there "
-            "(rounding, clamping, saturation), so take the masking layer out or trust attacks "
-            "without gradients only (square)."
+            "gradients are masked there (rounding, clamping, saturation), so take the masking "
+            "layer out or trust attacks without gradients only (square)."
         )
         return Finding("zero-gradients", "warning", text)
     return Finding(
@@ -289,33 +269,22 @@ def transfer(
     batch_size: int | None = None,
     *,
     among: tuple[Tensor, Tensor] | None = None,
-    points: Sequence[Tensor] = (),
 ) -> Flips:
     """Flips that need no gradient: from each sample toward the nearest one that the model puts into
     another class.
 
     That sample is a flip already; the way to it is bisected, 12 forwards, along points that are as
     near as the norm allows (`Tracker.shorten`). x `(N, *shape)`, y `(N,)`. among: the samples to go
-    to, `(M, *shape)`, with their logits `(M, K)`, by default the first 1000 of x. points: more
-    places to come from, each `(N, *shape)`, for example the points of an attack on another model:
-    one forward each. The flips are as good as anyone's and belong into the pool.
+    to, `(M, *shape)`, with their logits `(M, K)`, by default the first 1000 of x. The flips are as
+    good as anyone's and belong into the pool.
     """
     norm = parse_norm(norm)
     domain = parse_domain(domain)
     x, y = check_task(x, y, domain)
-    for other in points:
-        if other.shape != x.shape:
-            raise InputError(
-                f"points have shape {tuple(other.shape)} but the samples {tuple(x.shape)}: give "
-                "one a sample."
-            )
 
     def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
         tracker = Tracker(network, x, y, norm, domain, None, graph=False)
         rows = tracker.rows
-        for other in points:
-            inside = other.to(x) if domain is None else other.to(x).clamp(*domain)
-            tracker.logits(inside[rows], rows)
         goal = network.specification
         if among is None:
             there = x[:POOL]
@@ -386,9 +355,8 @@ def converged(
         ).distances
 
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", ModelWarning
-        )  # a quarter of the passes may be none at all, and is our own choice
+        # A quarter of the passes may be none at all, and is our own choice.
+        warnings.simplefilter("ignore", ModelWarning)
         early = search(few)
     late = search(passes) if late is None else late[:LOOKED_AT]
     attacked = late > 0
@@ -472,16 +440,12 @@ def _unbounded(units: Sequence[Unit], known: Mapping[str, Tensor], must: bool) -
     elif none:
         text = (
             f"{who} found no flip of {none} of {n} correct samples at any distance, though there "
-            "must be one: "
-            f"{_advice(units)}, and if that does not help look for masked gradients."
+            f"must be one: {_advice(units)}, and if that does not help look for masked gradients."
         )
         yield Finding("unbounded-failure", _level(none, n), text)
     else:
-        yield Finding(
-            "unbounded-failure",
-            "ok",
-            f"{who} flipped every one of {n} correct samples at some distance.",
-        )
+        text = f"{who} flipped every one of {n} correct samples at some distance."
+        yield Finding("unbounded-failure", "ok", text)
 
 
 def _behind(run: Outcome) -> Iterator[Finding]:
@@ -524,8 +488,7 @@ def _beaten(run: Outcome, units: Sequence[Unit], known: Mapping[str, Tensor]) ->
         )
         text = (
             f"Of {len(best)} correct samples some stand against one attack and fall to another "
-            f"within eps ({parts}): "
-            "report the pooled figure."
+            f"within eps ({parts}): report the pooled figure."
         )
         yield Finding("beaten", "note", text)
 
@@ -547,11 +510,8 @@ def _black_box(units: Sequence[Unit], known: Mapping[str, Tensor]) -> Iterator[F
             )
             yield Finding("black-box", _level(count, n), text)
         else:
-            yield Finding(
-                "black-box",
-                "ok",
-                f"Square flips no sample within {show(eps)} that attacks with gradients miss.",
-            )
+            text = f"Square flips no sample within {show(eps)} that attacks with gradients miss."
+            yield Finding("black-box", "ok", text)
 
 
 def _transfer(
@@ -575,11 +535,9 @@ def _transfer(
     n = len(found)
     if count:
         text = (
-            "A bisection toward the nearest sample of another class, which needs no gradient, "
-            "is nearer than every attack for "
-            f"{count} of {n} correct samples: {_advice(units)}, and if that does not help look "
-            "for masked gradients; these "
-            "flips are in the pool."
+            "A bisection toward the nearest sample of another class, which needs no gradient, is "
+            f"nearer than every attack for {count} of {n} correct samples: {_advice(units)}, and "
+            "if that does not help look for masked gradients; these flips are in the pool."
         )
         yield Finding("transfer", _level(count, n), text)
     else:

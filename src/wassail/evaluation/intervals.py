@@ -61,10 +61,9 @@ class Comparison:
         low, high = (100 * end for end in self.interval)
         return (
             f"{100 * self.accuracies[0]:.2f} % against {100 * self.accuracies[1]:.2f} % over "
-            f"{self.threat}: difference "
-            f"{100 * self.difference:+.2f} points, interval [{low:+.2f}, {high:+.2f}], p = "
-            f"{self.p_value:.2g}, "
-            f"{self.n} samples{'; proved: ' if self.ordering else ''}{self.ordering}"
+            f"{self.threat}: difference {100 * self.difference:+.2f} points, interval [{low:+.2f}, "
+            f"{high:+.2f}], p = {self.p_value:.2g}, {self.n} "
+            f"samples{'; proved: ' if self.ordering else ''}{self.ordering}"
         )
 
     def _repr_html_(self) -> str:
@@ -197,19 +196,13 @@ def _sign_flips(values: Tensor, resamples: int, seed: int) -> float:
             - 1.0
         )
         sums = torch.from_numpy(signs) @ values
-        reached += int(
-            (sums.abs() >= observed * (1 - 1e-9)).sum()
-        )  # equal sums in another order round differently
+        # Equal sums in another order round differently.
+        reached += int((sums.abs() >= observed * (1 - 1e-9)).sum())
     return (1 + reached) / (1 + resamples)
 
 
 def same_task(a: Evaluation, b: Evaluation) -> bool:
-    """Whether right means the same in two runs on the same samples.
-
-    Args:
-        a: a run.
-        b: another one.
-    """
+    """Whether right means the same in two runs on the same samples."""
     if a.criterion != b.criterion or a.targets is None or b.targets is None:
         return a.criterion == b.criterion
     return torch.equal(a.targets, b.targets)
@@ -235,6 +228,5 @@ def _check_pair(a: Evaluation, b: Evaluation, threat: Threat) -> None:
         if (ours.norm, ours.domain) != (threat.norm, threat.domain):
             raise InputError(
                 f"the run of {run.name!r} is for {ours}, the comparison for {threat}: choose a "
-                "threat with the run's norm and "
-                "domain; its order and eps are free."
+                "threat with the run's norm and domain; its order and eps are free."
             )

@@ -61,9 +61,8 @@ def key_of(passes: int) -> str:
 def draw(samples: Iterable[tuple[int, Tensor]], seed: int) -> list[int]:
     """Places of at most `COUNT` samples drawn at random, in ascending order.
 
-    Args:
-        samples: pairs of a place and a sample.
-        seed: keys the draw, together with the content of each sample.
+    samples: pairs of a place and a sample; seed: keys the draw, together with the content of each
+    sample.
     """
 
     def ranked() -> Iterable[tuple[bytes, int]]:

@@ -159,9 +159,7 @@ def changed(
 def mean_cost(distances: Tensor, order: float) -> float:
     """The cost of a pairing, `(mean_i d_i^p)^(1/p)` or the largest distance, rounded up.
 
-    Args:
-        distances: of N pairs of equal weight, `(N,)`.
-        order: Wasserstein order.
+    distances: of N pairs of equal weight, `(N,)`.
     """
     largest = float(distances.max())
     if order == math.inf or largest == 0:
@@ -176,12 +174,7 @@ def transport(x: Tensor, moved: Tensor, y: Tensor, norm: float, order: float) ->
     Within each class it is an assignment problem, which scipy solves exactly: a general transport
     solver is not needed. None if a class is too large.
 
-    Args:
-        x: samples `(N, *shape)`.
-        moved: as many samples, with the same labels.
-        y: labels `(N,)`.
-        norm: ground norm.
-        order: Wasserstein order.
+    x: samples `(N, *shape)`; moved: as many samples, with the same labels; y: labels `(N,)`.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -203,11 +196,7 @@ def transport(x: Tensor, moved: Tensor, y: Tensor, norm: float, order: float) ->
 
 
 def plain(found: Sequence[Landmark]) -> list[dict[str, Any]]:
-    """The landmarks as values for JSON; orders are keys, "inf" among them.
-
-    Args:
-        found: the landmarks.
-    """
+    """The landmarks as values for JSON; orders are keys, "inf" among them."""
     return [
         {
             "name": landmark.name,
@@ -223,8 +212,7 @@ def plain(found: Sequence[Landmark]) -> list[dict[str, Any]]:
 def read_plain(values: Any) -> tuple[Landmark, ...]:
     """The reverse of `plain`, of any origin; ValueError for what it cannot have written.
 
-    Args:
-        values: a list of objects.
+    values: a list of objects.
     """
     found = []
     for entry in values:

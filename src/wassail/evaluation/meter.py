@@ -31,11 +31,7 @@ class Meter:
     ) -> Iterator[Callable[[Task, float], None]]:
         """One phase: gives the `tick(task, share)` of a runner. Not shown if nothing is to do.
 
-        Args:
-            name: in words.
-            passes: of each sample, about.
-            samples: of the phase.
-            places: those that are to do.
+        passes: of each sample, about; places: those that are to do.
         """
         todo = sum(len(place) for place in places)
         whole = passes * samples

@@ -84,9 +84,7 @@ class Notes:
     def result(self, names: Iterable[str], seed: int) -> Verification:
         """All of it; names: of every field of the run.
 
-        Args:
-            names: of all fields.
-            seed: of the random choices.
+        seed: of the random choices.
         """
         covered = set(self.fields)
         known = list(dict.fromkeys(names))
@@ -137,9 +135,5 @@ def _other_files(folder: Path) -> list[str]:
 
 
 def plain_text(value: Any) -> str:
-    """A name out of a run, one line of at most 60 characters.
-
-    Args:
-        value: anything.
-    """
+    """A name out of a run, one line of at most 60 characters."""
     return printable(str(value))[:60]

@@ -152,6 +152,14 @@ def data_hash(x: Tensor, y: Tensor) -> str:
     return digest.hexdigest()
 
 
+def attacks_of(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The attacks that a run was made with, and the options of each."""
+    return {
+        str(entry["name"]): {k: v for k, v in entry.items() if k != "name"}
+        for entry in config["attacks"]
+    }
+
+
 def threat_config(threats: Sequence[Threat]) -> dict[str, Any]:
     """The threats as plain values that read well when two runs are compared."""
     return {
@@ -213,8 +221,7 @@ def _others(threat: Threat) -> tuple[Any, ...]:
 def others_config(others: Mapping[str, Any]) -> dict[str, Any]:
     """What `others_of` found, as plain values; nothing for a run where inputs move only.
 
-    Args:
-        others: `label_cost`, `subpopulation` and `groups`, or nothing.
+    others: `label_cost`, `subpopulation` and `groups`, or nothing.
     """
     if not others:
         return {}
@@ -230,9 +237,7 @@ def others_config(others: Mapping[str, Any]) -> dict[str, Any]:
 def read_others(config: Mapping[str, Any], n: int) -> dict[str, Any]:
     """What `others_config` wrote.
 
-    Args:
-        config: of a run.
-        n: how many samples it has.
+    n: how many samples it has.
     """
     kept = config.get("others")
     if kept is None:

@@ -75,14 +75,7 @@ from wassail.evaluation.tasks.task import Place, Task
 from wassail.evaluation.work import Local, Runner, Worker
 from wassail.network import Model, frozen
 from wassail.progress import Progress, Report, progress_bar
-from wassail.threat import (
-    Groups,
-    Number,
-    Threat,
-    boxes_of,
-    number,
-    whole,
-)
+from wassail.threat import Groups, Number, Threat, boxes_of, number, whole
 from wassail.transport.allocation import groups_of, sample_weights
 from wassail.zoo.classes import check_match
 from wassail.zoo.datasets import open_data

@@ -28,6 +28,7 @@ from wassail.evaluation.landmarks import Landmark, read_plain
 from wassail.evaluation.plan import (
     AUTO,
     Unit,
+    attacks_of,
     plan,
     read_others,
     read_threats,
@@ -54,14 +55,8 @@ KINDS = {**dict.fromkeys(REAL, torch.float64), "exact": torch.bool}  # others: i
 AGES = 1e10  # seconds, three hundred years: what took longer was not written by us
 # What files that make no sense make us stumble over.
 ODD = (
-    KeyError,
-    TypeError,
-    ValueError,
-    IndexError,
-    AttributeError,
-    RuntimeError,
-    OverflowError,
-    RecursionError,
+    *(KeyError, TypeError, ValueError, IndexError),
+    *(AttributeError, RuntimeError, OverflowError, RecursionError),
 )
 
 
@@ -71,16 +66,21 @@ def load(folder: str | PathLike[str]) -> Outcome:
         raise InputError(f"the run is {folder!r}: give the path of its directory.")
     store = Store.open(folder)
     if os.path.lexists(Path(folder) / SMOOTHED):
-        raise InputError(
-            f"{str(folder)!r} has a run and a {SMOOTHED} of a smoothed model: a folder holds one "
-            "kind of result, so move one of them away."
-        )
+        raise two_kinds(folder)
     try:
         return Reading(store).result
     except ODD as error:
         if isinstance(error, InputError):
             raise
         raise unreadable(folder, error) from None
+
+
+def two_kinds(folder: str | PathLike[str]) -> InputError:
+    """One sentence for a folder with a run and the results of a smoothed model."""
+    return InputError(
+        f"{str(folder)!r} has a run and a {SMOOTHED} of a smoothed model: a folder holds one kind "
+        "of result, so move one of them away."
+    )
 
 
 def unreadable(folder: str | PathLike[str], error: Exception) -> InputError:
@@ -138,10 +138,7 @@ class Reading:
                 isinstance(d, int) and 0 <= d < 2**31 for d in self.shape
             ):
                 raise ValueError(f"samples of shape {self.shape}")
-            attacks = {
-                str(entry["name"]): {k: v for k, v in entry.items() if k != "name"}
-                for entry in self.config["attacks"]
-            }
+            self.attacks = attacks_of(self.config)
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
@@ -149,7 +146,7 @@ class Reading:
                 f"{str(store.folder)!r} holds no run that can be read: {error!r} in its "
                 "config.json."
             ) from None
-        self._asked = plan(self.threats, attacks)
+        self._asked = plan(self.threats, self.attacks)
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
@@ -239,9 +236,8 @@ class Reading:
         # NaN fails the last comparison too.
         if part.shape != (size,) or part.dtype != kind or not (part >= 0).all():
             raise InputError(
-                f"{name!r} of chunk {chunk} of {key!r} in {str(self.store.folder)!r} is not "
-                "what this program writes: the "
-                "run was changed, so trust none of it."
+                f"{name!r} of chunk {chunk} of {key!r} in {str(self.store.folder)!r} is not what "
+                "this program writes: the run was changed, so trust none of it."
             )
         return part
 
@@ -407,8 +403,7 @@ class Reading:
             ):
                 raise InputError(
                     f"the pooled distances in {str(self.store.folder)!r} are not those of the "
-                    "attacks: the run was changed, so "
-                    "trust none of it."
+                    "attacks: the run was changed, so trust none of it."
                 )
         else:
             known, classes = (
@@ -443,46 +438,26 @@ class Reading:
         distances = self._standing(unit.key)
         fields = self.fields(unit.key)
         said = next((item for item in fields if "share" in item), None)
-        if (
-            fields and said is None
-        ):  # nothing could be computed: no row is better than one that says the clean accuracy
+        # Nothing could be computed: no row is better than one that says the clean accuracy.
+        if fields and said is None:
             return
         share, title = (said["share"], str(said["title"])) if said else (None, unit.entry.title)
         attacked = ~wrong
         forwards, backwards = (
             _mean(self.column(unit.key, name)[attacked]) for name in ("forwards", "backwards")
         )
-        flipped = _mean(torch.isfinite(distances)[attacked])
+        base = (mu, wrong, distances)
         for k, threat in enumerate(self.threats if share is None else (unit.threat,)):
-            yield Row(
-                unit.attack,
-                title,
-                threat,
-                accuracy(mu, wrong, distances, threat, share),
-                guaranteed_interval(mu, wrong, distances, threat, share),
-                _cost(mu, distances, threat, share),
-                forwards,
-                backwards,
-                flipped,
-                self.seconds.get(unit.key) if k == 0 else None,
-            )
+            seconds = self.seconds.get(unit.key) if k == 0 else None
+            yield _row(unit.attack, title, threat, base, share, (forwards, backwards), seconds)
 
     def _best(self, mu: Tensor, wrong: Tensor, distances: Tensor, threat: Threat) -> Row:
         forwards, backwards = (
             sum(_mean(self.column(unit.key, name)[~wrong]) for unit in self.finished)
             for name in ("forwards", "backwards")
         )
-        return Row(
-            "all",
-            "all, pooled",
-            threat,
-            accuracy(mu, wrong, distances, threat),
-            guaranteed_interval(mu, wrong, distances, threat),
-            _cost(mu, distances, threat, None),
-            forwards,
-            backwards,
-            _mean(torch.isfinite(distances)[~wrong]),
-        )
+        base = (mu, wrong, distances)
+        return _row("all", "all, pooled", threat, base, None, (forwards, backwards), None)
 
     def _certificate(self, key: str) -> dict[str, Any]:
         methods = sorted({str(fields["method"]) for fields in self.fields(key)})
@@ -514,9 +489,8 @@ class Reading:
         kept = (
             [] if key is None else [fields for fields in self.fields(key) if self._is_done(fields)]
         )
-        if (
-            key is None or not kept or not all("arithmetic" in fields for fields in kept)
-        ):  # an older run
+        # An older run.
+        if key is None or not kept or not all("arithmetic" in fields for fields in kept):
             return
         right = self.column(key, "values") > 0
         if not right.any():
@@ -549,12 +523,11 @@ class Reading:
             if entry["name"] not in {unit.attack for unit in self.units}
         ]
         if idle:
-            yield Finding(
-                "idle",
-                "note",
+            text = (
                 f"No threat has an order that {' and '.join(idle)} answers, so there is no row: "
-                "add one.",
+                "add one."
             )
+            yield Finding("idle", "note", text)
         yield from self._unfinished()
         for key in (CHECKS, CONVERGENCE):
             if self.store.has(key, 0):
@@ -577,31 +550,25 @@ class Reading:
         if self.is_pooled:
             lost = sum(int(fields["lost"]) for fields in self.fields(self.pooled))
             if lost:
-                yield Finding(
-                    "unstable",
-                    "warning",
+                text = (
                     f"{lost} stored flips were not {result.words.wrong}, in the box or as near as "
-                    "stated when they were looked at "
-                    "again, and do not count: the model's answers depend on the batch or on "
-                    "chance.",
+                    "stated when they were looked at again, and do not count: the model's answers "
+                    "depend on the batch or on chance."
                 )
+                yield Finding("unstable", "warning", text)
             else:
-                yield Finding(
-                    "verified",
-                    "ok",
+                text = (
                     f"Every flip was read back from disk and is {result.words.wrong}, in the box "
-                    "and as near as stated.",
+                    "and as near as stated."
                 )
+                yield Finding("verified", "ok", text)
         yield from self._rounding(result)
         parts = [] if self.certified is None else self.fields(self.certified)
         for name in sorted(
             {str(fields["no_float64"]) for fields in parts if "no_float64" in fields}
         ):
-            yield Finding(
-                "device",
-                "note",
-                f"The device {name} has no float64: radii were computed on the CPU.",
-            )
+            text = f"The device {name} has no float64: radii were computed on the CPU."
+            yield Finding("device", "note", text)
         # Before `cut` was stored, only samples that nothing was tried for were told.
         if self.certified is not None and any(
             fields.get("cut") or "out of time" in str(fields["method"]) for fields in parts
@@ -707,6 +674,24 @@ class Reading:
             if known
             else torch.zeros(self.chunks.size, dtype=torch.int64)
         )
+
+
+def _row(
+    attack: str,
+    title: str,
+    threat: Threat,
+    base: tuple[Tensor, Tensor, Tensor],
+    share: float | None,
+    spent: tuple[float, float],
+    seconds: float | None,
+) -> Row:
+    """One attack over one threat; base: weights, which samples are wrong, and distances."""
+    mu, wrong, distances = base
+    level = accuracy(*base, threat, share)
+    interval = guaranteed_interval(*base, threat, share)
+    cost = _cost(mu, distances, threat, share)
+    flipped = _mean(torch.isfinite(distances)[~wrong])
+    return Row(attack, title, threat, level, interval, cost, *spent, flipped, seconds)
 
 
 def _cost(mu: Tensor, distances: Tensor, threat: Threat, share: float | None) -> float:

@@ -19,7 +19,7 @@ from wassail.certificates.prove.verify import verify as prove
 from wassail.evaluation.notes import Notes
 from wassail.evaluation.result import Outcome
 from wassail.network import Model
-from wassail.specification import Labels, labels_at
+from wassail.specification import labels_at
 from wassail.threat import Threat, box_at
 
 CONFIDENCE = 0.95
@@ -28,12 +28,12 @@ PATIENCE = 60.0  # seconds for a radius that the usual work does not prove again
 NEARLY = 2e-4  # the same in executed arithmetic
 
 
-def most_false(n: int, k: int, confidence: float = CONFIDENCE) -> int:
+def most_false(n: int, k: int) -> int:
     """How many of n may be false when k of them, drawn at random, were all true: the largest number
     that is still likely.
 
     With F false ones a draw of k holds none of them with probability C(n - F, k) / C(n, k)
-    (hypergeometric). The answer is the largest F for which that is at least 1 - confidence: more
+    (hypergeometric). The answer is the largest F for which that is at least 1 - CONFIDENCE: more
     are ruled out.
     """
     low = 0
@@ -42,7 +42,7 @@ def most_false(n: int, k: int, confidence: float = CONFIDENCE) -> int:
         middle = (low + high + 1) // 2
         likely = float(np.log1p(-middle / (n - np.arange(k, dtype=np.float64))).sum()) if k else 0.0
         low, high = (
-            (middle, high) if likely >= math.log(1 - confidence) - 1e-12 else (low, middle - 1)
+            (middle, high) if likely >= math.log(1 - CONFIDENCE) - 1e-12 else (low, middle - 1)
         )
     return low
 
@@ -94,8 +94,7 @@ def prove_again(run: Outcome, model: Model, share: float, seed: int, notes: Note
     most = most_false(n, count)
     notes.checked.append(
         f"{count} of {n} radii above 0, drawn at random, were proved again: at "
-        f"{100 * CONFIDENCE:g} % confidence "
-        f"at most {most} of {n} are false."
+        f"{100 * CONFIDENCE:g} % confidence at most {most} of {n} are false."
     )
     notes.unchecked.append(f"the other {n - count} radii.")
 
@@ -122,26 +121,19 @@ def _unproved(
     bad = torch.zeros(len(index), dtype=torch.bool)
     simple = torch.isfinite(stated) & (~exact | closed if arithmetic == "exact" else True)
     left = simple.nonzero()[:, 0]
+
+    def proved(rows: Tensor, way: str, patience: float | None = None) -> Tensor:
+        """Which radii one method proves."""
+        ball = Threat(threat.norm, math.inf, float(stated[rows].max()), box_at(threat.domain, rows))
+        given = (graph, x[rows], labels_at(y, rows), ball, way)
+        return prove(*given, arithmetic=arithmetic, at=stated[rows], time_limit=patience).proved
+
     # Any proof will do, so the cheapest way is tried first.
     for way in dict.fromkeys(("crown", method, "auto")):
         if len(left):
-            left = left[
-                ~_proved(
-                    graph,
-                    x[left],
-                    labels_at(y, left),
-                    _at(threat, left),
-                    way,
-                    arithmetic,
-                    stated[left],
-                )
-            ]
+            left = left[~proved(left, way)]
     if len(left) and method == "branch":  # a search may have taken more than the usual work
-        left = left[
-            ~_patiently(
-                graph, x[left], labels_at(y, left), _at(threat, left), arithmetic, stated[left]
-            )
-        ]
+        left = left[~proved(left, "branch", PATIENCE * len(left))]
     bad[left] = True
     if not len(search):
         return int(bad.sum()), 0, 0
@@ -161,11 +153,7 @@ def _unproved(
     # The search stops a little below the distance.
     near_miss = (short & torch.isfinite(claimed)).nonzero()[:, 0]
     if len(near_miss):
-        some = search[near_miss]
-        at = claimed[near_miss]
-        short[near_miss] = ~_proved(
-            graph, x[some], labels_at(y, some), _at(threat, some), method, arithmetic, at
-        )
+        short[near_miss] = ~proved(search[near_miss], method)
     bad[search] |= short
     near = (found.values - claimed).abs() <= same * claimed
     near |= torch.isinf(found.values) & torch.isinf(claimed)
@@ -174,33 +162,9 @@ def _unproved(
     return int(bad.sum()), int((vague & found.exact).sum()), int((vague & ~found.exact).sum())
 
 
-def _at(threat: Threat, rows: Tensor) -> Threat:
-    """The threat of some samples, which may have boxes of their own."""
-    return replace(threat, domain=box_at(threat.domain, rows))
-
-
-def _proved(
-    graph: Graph, x: Tensor, y: Labels, threat: Threat, way: str, arithmetic: str, at: Tensor
-) -> Tensor:
-    """Which radii one method proves."""
-    eps = Threat(threat.norm, math.inf, float(at.max()), threat.domain)
-    return prove(graph, x, y, eps, way, arithmetic=arithmetic, at=at).proved
-
-
 def _met(claimed: Tensor, distances: Tensor, arithmetic: str) -> Tensor:
     """Which radii are exact where no search finds the distance: executed ones, proved, with a flip,
     which was looked at, near enough.
     """
     near = claimed >= distances * (1 - MET) * (1 - 1e-9)
     return near & (arithmetic == "executed")
-
-
-def _patiently(
-    graph: Graph, x: Tensor, y: Labels, threat: Threat, arithmetic: str, stated: Tensor
-) -> Tensor:
-    """Which stated radii branching proves when it is given more time."""
-    eps = Threat(threat.norm, math.inf, float(stated.max()), threat.domain)
-    patience = PATIENCE * len(x)
-    return prove(
-        graph, x, y, eps, "branch", arithmetic=arithmetic, at=stated, time_limit=patience
-    ).proved

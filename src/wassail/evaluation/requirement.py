@@ -76,10 +76,8 @@ def _words(text: str, rest: str) -> tuple[str, dict[str, str]]:
 def parse_requirement(text: str) -> Requirement:
     """A requirement out of a sentence such as the one at the top of this module.
 
-    Args:
-        text: `accuracy>=LEVEL`, then any of `at`, `eps E`, `order P`, `confidence C`, `class K`,
-            `subpopulation S`, `label-cost K`, `groups`, and one of `proved`, `attacked` and
-            `clean`.
+    text: `accuracy>=LEVEL`, then any of `at`, `eps E`, `order P`, `confidence C`, `class K`,
+    `subpopulation S`, `label-cost K`, `groups`, and one of `proved`, `attacked` and `clean`.
     """
     found = re.fullmatch(r"\s*accuracy\s*>=\s*(\S+)\s*(.*?)\s*", text, re.DOTALL)
     if found is None:

@@ -127,10 +127,7 @@ class Outcome:
         """Where some samples may move: in boxes of their own, with features frozen that may not
         move, or in the one box of all.
 
-        Args:
-            model: that the run is about.
-            rows: places of the samples.
-            x: the samples.
+        model: that the run is about; rows: places of the samples.
         """
         if self.boxes is None:
             return own_boxes(model, x, self.threat.domain)
@@ -209,8 +206,7 @@ class Outcome:
     def told(self, threat: Threat) -> str:
         """A threat in words; of a table in shares of the features' ranges.
 
-        Args:
-            threat: norm, order, eps and what else may change.
+        threat: norm, order, eps and what else may change.
         """
         if self.boxes is not None:
             return str(replace(threat, domain=self.boxes))  # type: ignore[arg-type]
@@ -283,9 +279,8 @@ class Outcome:
         )
         return (
             f"The share of the data's mass that is still {self.words.kept} under the worst "
-            f"distribution found ({ball}, "
-            f"ground norm l{self.threat.norm:g}); it was built and re-verified, and "
-            f"{self.words.tie}.{below_}"
+            f"distribution found ({ball}, ground norm l{self.threat.norm:g}); it was built and "
+            f"re-verified, and {self.words.tie}.{below_}"
         )
 
     def flips(self) -> Flips:
@@ -358,7 +353,6 @@ def same_norm(threats: Sequence[Threat]) -> tuple[Threat, ...]:
         if (threat.norm, threat.domain) != (threats[0].norm, threats[0].domain):
             raise InputError(
                 f"the threats {threats[0]} and {threat} differ in norm or domain: one evaluation "
-                "has one of each, since its "
-                "distances are measured in it; make two."
+                "has one of each, since its distances are measured in it; make two."
             )
     return tuple(dict.fromkeys(threats))

@@ -82,19 +82,14 @@ def sealed(claim: Mapping[str, Any], key: str | PathLike[str] | None = None) -> 
     """
     text = dumps(claim).encode()
     signature = None if key is None else _signed(text, key)
-    content = {
-        "claim": claim,
-        "digest": hashlib.sha256(text).hexdigest(),
-        "signature": signature,
-    }
+    content = {"claim": claim, "digest": hashlib.sha256(text).hexdigest(), "signature": signature}
     return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
 
 def claim_of(folder: str | PathLike[str]) -> dict[str, Any]:
     """Everything that the claims of a run rest on, by digest.
 
-    Args:
-        folder: of a finished run, or of a smoothed model.
+    folder: of a finished run, or of a smoothed model.
     """
     place = Path(folder)
     if is_smoothed(folder):
@@ -123,9 +118,7 @@ def _claim(kind: str, place: Path, names: list[str], facts: Mapping[str, Any]) -
 def digests(place: Path, names: Iterable[str]) -> dict[str, Any]:
     """Size and SHA-256 of files below a folder, by name; no link is followed.
 
-    Args:
-        place: the folder.
-        names: of the files, relative to it.
+    names: of the files, relative to it.
     """
     files = {}
     for name in names:
@@ -153,9 +146,7 @@ def read_seal(folder: str | PathLike[str], signer: str | None = None) -> tuple[A
     """The claim of the seal in a folder, and what its digest and its signature say; whether the
     claim is that of the folder is not looked at.
 
-    Args:
-        folder: with a `seal.json`.
-        signer: as in `check_seal`.
+    folder: with a `seal.json`; signer: as in `check_seal`.
     """
     file = Path(folder) / SEAL
     check_links(file, folder)
@@ -188,9 +179,7 @@ def read_seal(folder: str | PathLike[str], signer: str | None = None) -> tuple[A
 def differences(stated: Any, found: Mapping[str, Any]) -> list[str]:
     """Where the claim of a seal is not that of the folder.
 
-    Args:
-        stated: the claim in the seal, of any origin.
-        found: the claim that the folder makes.
+    stated: the claim in the seal, of any origin; found: the claim that the folder makes.
     """
     if stated == found:
         return []
@@ -208,8 +197,7 @@ def differences(stated: Any, found: Mapping[str, Any]) -> list[str]:
 def fingerprint_of(signer: str) -> str:
     """The fingerprint of a public key, as `ssh-keygen -l` prints it.
 
-    Args:
-        signer: a file with a public key, PEM or OpenSSH, or a fingerprint, which is returned.
+    signer: a file with a public key, PEM or OpenSSH, or a fingerprint, which is returned.
     """
     if signer.startswith("SHA256:"):
         return signer

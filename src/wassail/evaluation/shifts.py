@@ -21,27 +21,10 @@ from wassail.network import generators
 
 Shift: TypeAlias = Callable[[Tensor], Tensor]
 
-IMAGES = (
-    "noise-2",
-    "noise-5",
-    "noise-10",
-    "shot-500",
-    "shot-100",
-    "blur-0.5",
-    "blur-1",
-    "defocus-1",
-    "defocus-2",
-    "brightness-5",
-    "brightness-10",
-    "contrast-90",
-    "contrast-75",
-    "jpeg-90",
-    "jpeg-50",
-    "jpeg-20",
-    "pixelate-2",
-    "translate-1",
-    "rotate-2",
-    "rotate-5",
+IMAGES: tuple[str, ...] = (
+    *("noise-2", "noise-5", "noise-10", "shot-500", "shot-100", "blur-0.5", "blur-1"),
+    *("defocus-1", "defocus-2", "brightness-5", "brightness-10", "contrast-90", "contrast-75"),
+    *("jpeg-90", "jpeg-50", "jpeg-20", "pixelate-2", "translate-1", "rotate-2", "rotate-5"),
 )
 FEATURES = ("spread-1", "spread-5", "spread-20", "dropout-5", "dropout-20")
 
@@ -59,9 +42,7 @@ def is_image(shape: tuple[int, ...]) -> bool:
 def shift_of(name: str, seed: int = 0) -> Shift:
     """A known shift by its name, for example `jpeg-50`.
 
-    Args:
-        name: kind and severity.
-        seed: of the random shifts.
+    seed: of the random shifts.
     """
     kind, _, text = name.rpartition("-")
     if kind not in KINDS:
@@ -183,20 +164,11 @@ def _dropout(x: Tensor, severity: float, seed: int) -> Tensor:
     return torch.where(missing, x.double().mean(0).to(x), x)
 
 
-KINDS: dict[str, Callable[[Tensor, float, int], Tensor]] = {
-    "noise": _noise,
-    "shot": _shot,
-    "blur": _blur,
-    "defocus": _defocus,
-    "brightness": _brightness,
-    "contrast": _contrast,
-    "jpeg": _jpeg,
-    "pixelate": _pixelate,
-    "translate": _translate,
-    "rotate": _rotate,
-    "spread": _spread,
-    "dropout": _dropout,
-}
+_ALL: tuple[Callable[[Tensor, float, int], Tensor], ...] = (
+    *(_noise, _shot, _blur, _defocus, _brightness, _contrast),
+    *(_jpeg, _pixelate, _translate, _rotate, _spread, _dropout),
+)
+KINDS = {shift.__name__.removeprefix("_"): shift for shift in _ALL}
 
 
 def _normal(x: Tensor, seed: int) -> Tensor:

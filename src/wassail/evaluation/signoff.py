@@ -58,9 +58,7 @@ class Verdict:
 def check(run: Outcome, requirement: Requirement | str) -> Verdict:
     """Whether an evaluation meets a requirement.
 
-    Args:
-        run: the evaluation.
-        requirement: a sentence or what `parse_requirement` made of it.
+    requirement: a sentence or what `parse_requirement` made of it.
     """
     asked = parse_requirement(requirement) if isinstance(requirement, str) else requirement
     order = run.threat.order if asked.order is None else asked.order
@@ -105,19 +103,13 @@ def _others(run: Outcome, asked: Requirement) -> dict[str, Any]:
             "evaluate with groups=ws.Groups(...)",
             "add --groups and --group-weights",
         )
-    return {
-        "label_cost": asked.label_cost,
-        "subpopulation": asked.subpopulation,
-        "groups": groups,
-    }
+    return {"label_cost": asked.label_cost, "subpopulation": asked.subpopulation, "groups": groups}
 
 
 def looked_at(verdict: Verdict, looked: Verification) -> Verdict:
     """A verdict on a run with results that were stored before, after a look at these.
 
-    Args:
-        verdict: from the run as it is stored.
-        looked: what was verified.
+    verdict: from the run as it is stored.
     """
     if not looked:
         said = f"{verdict.sentence}; but results that were stored before are false: "
@@ -134,10 +126,7 @@ def looked_at(verdict: Verdict, looked: Verification) -> Verdict:
 def of_class(run: Outcome, order: float, label: int | None) -> RiskCurve:
     """The curve of the samples of one class, with a budget of its own; of all for None.
 
-    Args:
-        run: the evaluation.
-        order: Wasserstein order.
-        label: a class, or None.
+    label: a class, or None.
     """
     if label is None:
         return run.curve(order)
@@ -149,10 +138,7 @@ def of_class(run: Outcome, order: float, label: int | None) -> RiskCurve:
 def of_rows(run: Outcome, order: float, mine: Tensor) -> RiskCurve:
     """The curve of some of the samples, with a budget of their own.
 
-    Args:
-        run: the evaluation.
-        order: Wasserstein order.
-        mine: bool `(N,)`.
+    mine: bool `(N,)`.
     """
     curve = run.curve(order)
     mu = curve.mu[mine]
@@ -166,12 +152,7 @@ def independent(run: Outcome) -> bool:
 
 
 def population_sentence(run: Outcome, confidence: float = 0.95) -> str | None:
-    """What the samples prove for all inputs like them at the headline's threat, or None.
-
-    Args:
-        run: the evaluation.
-        confidence: of the statement.
-    """
+    """What the samples prove for all inputs like them at the headline's threat, or None."""
     if not independent(run):
         return None
     threat = run.threat
@@ -191,12 +172,7 @@ def population_sentence(run: Outcome, confidence: float = 0.95) -> str | None:
 
 
 def others_population(run: Outcome, confidence: float = 0.95) -> str | None:
-    """What the samples say about all inputs with labels that change and other people, or None.
-
-    Args:
-        run: the evaluation.
-        confidence: of the statement.
-    """
+    """What the samples say about all inputs with labels that change and other people, or None."""
     if not run.others or not independent(run):
         return None
     threat = run.others_threats[0]
@@ -211,10 +187,7 @@ def others_population(run: Outcome, confidence: float = 0.95) -> str | None:
 def costs(curve: RiskCurve, eps: float, confidence: float) -> tuple[float, float]:
     """What is lost to sampling and what to unfinished proofs, as parts of the accuracy.
 
-    Args:
-        curve: of the samples.
-        eps: budget.
-        confidence: of the statement about the population.
+    confidence: of the statement about the population.
     """
     return curve(eps)[0] - curve.population(confidence)(eps)[0], curve.gap(eps)
 

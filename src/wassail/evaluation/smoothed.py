@@ -22,7 +22,7 @@ from torch import Tensor
 from wassail.checks import fingerprint
 from wassail.errors import InputError
 from wassail.evaluation.notes import Notes, Verification
-from wassail.evaluation.reading import ODD, SMOOTHED, unreadable
+from wassail.evaluation.reading import ODD, SMOOTHED, two_kinds, unreadable
 from wassail.evaluation.reproving import CONFIDENCE, most_false
 from wassail.evaluation.store.encoding import read_bytes
 from wassail.geometry import distances as distances_between
@@ -51,11 +51,7 @@ def row_of(
 ) -> dict[str, Any]:
     """Both sides of both classifiers at one budget.
 
-    Args:
-        proof: what the votes prove.
-        found: the attack, or None.
-        eps: budget.
-        order: Wasserstein order.
+    proof: what the votes prove; found: the attack, or None.
     """
     reached = None if found is None else found.flips
     certified, attacked = proof.curve(order, reached)(eps)
@@ -71,19 +67,12 @@ def row_of(
 
 
 def is_smoothed(folder: str | PathLike[str]) -> bool:
-    """Whether a folder holds the results of a smoothed model; refused if it holds a run, too.
-
-    Args:
-        folder: of any origin.
-    """
+    """Whether a folder holds the results of a smoothed model; refused if it holds a run, too."""
     place = Path(folder)
     if not os.path.lexists(place / SMOOTHED):
         return False
     if os.path.lexists(place / "config.json"):
-        raise InputError(
-            f"{str(folder)!r} has a run and a {SMOOTHED} of a smoothed model: a folder holds one "
-            "kind of result, so move one of them away."
-        )
+        raise two_kinds(folder)
     return True
 
 
@@ -140,7 +129,6 @@ def verify_smoothed(
     share: float = 0.0,
     *,
     seed: int | None = None,
-    batch_size: int = BATCH_SIZE,
 ) -> Verification:
     """What of the results of a smoothed model does not hold, what was looked at and what was not.
 
@@ -150,14 +138,13 @@ def verify_smoothed(
         data: the samples: the folder has none.
         share: of the samples whose votes are drawn again, between 0 and 1; at least ten are.
         seed: of the choice of these samples; by default a new one.
-        batch_size: most inputs of one pass.
     """
     about = read_smoothing(folder)
     drawn = secrets.randbits(32) if seed is None else int(seed)
     notes = Notes()
     try:
         with frozen(model), torch.no_grad():
-            names = _Look(Path(folder), about, model, data, batch_size, notes).look(share, drawn)
+            names = _Look(Path(folder), about, model, data, notes).look(share, drawn)
     except ODD as error:
         if isinstance(error, InputError):
             raise
@@ -178,13 +165,11 @@ class _Look:
         about: Mapping[str, Any],
         model: Model,
         data: Data,
-        batch_size: int,
         notes: Notes,
     ) -> None:
         self.folder = folder
         self.about = about
         self.model = model
-        self.batch_size = batch_size
         self.notes = notes
         self.x, self.y = data.read(0, len(data))
         for name in (VOTES, ATTACK):
@@ -262,7 +247,7 @@ class _Look:
         """The least and the most hits that the draws of some samples can give, by rounding."""
         keys = keys_of(x, seed)
         mine = tuple(keys[i] for i in index.tolist())
-        asked = Draws(self.votes.sigma, mine, 0, draws // BLOCK, self.batch_size)
+        asked = Draws(self.votes.sigma, mine, 0, draws // BLOCK, BATCH_SIZE)
         some = x[index], y[index]
         least = asked.hits(self.model, *some, slack=LOGITS)
         return least, asked.hits(self.model, *some, slack=-LOGITS)

@@ -10,6 +10,10 @@ from wassail.evaluation.plan import exactly
 from wassail.evaluation.result import Outcome, Row
 
 GRID = 65  # budgets at which the curves are written
+OF_A_ROW = (
+    *("attack", "title", "accuracy", "interval"),
+    *("cost", "forwards", "backwards", "flipped"),
+)
 
 
 def summary(result: Outcome) -> dict[str, Any]:
@@ -23,17 +27,7 @@ def summary(result: Outcome) -> dict[str, Any]:
             "eps": threat.eps,
             "domain": threat.domain,
         }
-        names = (
-            "attack",
-            "title",
-            "accuracy",
-            "interval",
-            "cost",
-            "forwards",
-            "backwards",
-            "flipped",
-        )
-        return about | {name: getattr(item, name) for name in names}
+        return about | {name: getattr(item, name) for name in OF_A_ROW}
 
     top = 2 * max(threat.eps for threat in result.threats)
     curves = []
@@ -41,16 +35,10 @@ def summary(result: Outcome) -> dict[str, Any]:
         curve = result.curve(order)
         grid = sorted({top * k / (GRID - 1) for k in range(GRID)} | {t.eps for t in result.threats})
         sides = [curve(eps) for eps in grid] if len(result) else []
-        curves.append(
-            {
-                "order": exactly(order),
-                "eps": grid,
-                "attacked": [attacked for _, attacked in sides],
-                "certified": None
-                if result.radii is None
-                else [certified for certified, _ in sides],
-            }
-        )
+        attacked = [attacked for _, attacked in sides]
+        certified = None if result.radii is None else [certified for certified, _ in sides]
+        kept = {"order": exactly(order), "eps": grid, "attacked": attacked, "certified": certified}
+        curves.append(kept)
     return {
         **_others(result),
         "headline": result.headline,

@@ -14,9 +14,7 @@ SAME = 1e-9  # relative: units that differ by less are the same share of their r
 def units_text(about: Any, threat: Threat) -> str | None:
     """An eps in words, "2 % of each feature's range on average"; None where there is no table.
 
-    Args:
-        about: what a run records of its data.
-        threat: norm, order, eps and box.
+    about: what a run records of its data; threat: norm, order, eps and box.
     """
     if not isinstance(about, Mapping) or not isinstance(about.get("features"), list):
         return None

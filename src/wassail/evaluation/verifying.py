@@ -11,6 +11,7 @@ import json
 import math
 import secrets
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -89,9 +90,8 @@ def verify(
     if run.radii is not None:
         prove_again(run, model, share, drawn, notes)
     notes.unchecked.append(
-        "the passes and times, what the checks before the attacks said, and the names and "
-        "versions in the configuration: "
-        "only another run tells."
+        "the passes and times, what the checks before the attacks said, and the names and versions "
+        "in the configuration: only another run tells."
     )
     return notes.result(fields_of(run), drawn)
 
@@ -106,15 +106,7 @@ class _Pool:
         self.notes = notes
 
     def look(self) -> None:
-        counts = dict.fromkeys(
-            (
-                "samples are not predicted as stated",
-                "flips are not misclassified",
-                "distances are not as stated",
-                "flips are not of the class stated",
-            ),
-            0,
-        )
+        counts = Counter[str]()
         run = self.run
         for start in range(0, len(run), self.batch_size):
             some = slice(start, start + self.batch_size)
@@ -133,12 +125,9 @@ class _Pool:
             flip = torch.isfinite(stated) & ~wrong
             held = flip & found.success
             seen = wrong & found.success
-            counts["samples are not predicted as stated"] += int(
-                ((found.distances == 0) != wrong).sum()
-            )
-            counts["samples are not predicted as stated"] += int(
-                (seen & (found.labels != run.predicted[some])).sum()
-            )
+            other = ((found.distances == 0) != wrong).sum()
+            other += (seen & (found.labels != run.predicted[some])).sum()
+            counts["samples are not predicted as stated"] += int(other)
             counts["flips are not misclassified"] += int((flip & ~found.success).sum())
             counts["distances are not as stated"] += int((held & (found.distances != stated)).sum())
             counts["flips are not of the class stated"] += int(
@@ -540,20 +529,15 @@ class _Folder:
         )
         self.notes.unchecked.append(
             "the other attacks and samples, which were not attacked again: flips that were left "
-            "out make the attacked figures "
-            "weaker than they could be, never false."
+            "out make the attacked figures weaker than they could be, never false."
         )
 
     def _settings(self, start: int, stop: int) -> Settings:
         config = self.config
         boxes = self.run.boxes
-        attacks = {
-            str(entry["name"]): {k: v for k, v in entry.items() if k != "name"}
-            for entry in config["attacks"]
-        }
         return Settings(
             self.reading.threats,
-            attacks,
+            self.reading.attacks,
             criterion=self.run.criterion,
             boxes=None if boxes is None else boxes.take(torch.arange(start, stop)),
             seed=int(config["seed"]),

@@ -25,8 +25,7 @@ def counter(runner: Runner) -> Counter:
 
     Workers get the model once, and the samples with the tasks.
 
-    Args:
-        runner: for example `evaluation.cluster.Ray(workers=8)`.
+    runner: for example `evaluation.cluster.Ray(workers=8)`.
     """
     known: list[Worker] = []
 

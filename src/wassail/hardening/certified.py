@@ -138,12 +138,7 @@ def layers_of(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _bound(
-    layers: list[nn.Module],
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
-    radius: float | Tensor,
-    loss: str,
+    layers: list[nn.Module], x: Tensor, y: Tensor, threat: Threat, radius: float | Tensor, loss: str
 ) -> Tensor:
     """Upper bounds on the loss on one ball around each sample, `(N,)`.
 
@@ -245,13 +240,7 @@ def _convolution(layer: nn.Conv2d, half: Tensor) -> Tensor:
     if layer.padding_mode != "zeros":
         raise InputError("certified_loss knows convolutions that pad with zeros: change the layer.")
     return F.conv2d(
-        half,
-        layer.weight.abs(),
-        None,
-        layer.stride,
-        layer.padding,
-        layer.dilation,
-        layer.groups,
+        half, layer.weight.abs(), None, layer.stride, layer.padding, layer.dilation, layer.groups
     )
 
 

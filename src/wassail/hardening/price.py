@@ -96,10 +96,7 @@ def spending(losses: Tensor, costs: Tensor, price: float) -> float:
 def batch_price(losses: Tensor, costs: Tensor, budget: float) -> float:
     """The price at which a batch spends its budget: where the dual is least, by bisection.
 
-    Args:
-        losses: `(N, P)`.
-        costs: `(N, P)` or `(P,)`, the first 0.
-        budget: mean cost that is allowed.
+    losses: `(N, P)`; costs: `(N, P)` or `(P,)`, the first 0; budget: mean cost that is allowed.
     """
     return _bracket(losses.detach().double(), costs.detach().double(), budget)[1]
 
@@ -138,10 +135,7 @@ def allocated(losses: Tensor, costs: Tensor, budget: float) -> Tensor:
     change; both are mixed so that the budget is spent to the end, and the gradient is that of the
     mixture: the price moves with the losses, so the gradient at a fixed price is another one.
 
-    Args:
-        losses: `(N, P)`.
-        costs: `(N, P)` or `(P,)`, the first 0.
-        budget: mean cost that is allowed.
+    losses: `(N, P)`; costs: `(N, P)` or `(P,)`, the first 0; budget: mean cost that is allowed.
     """
     wide = losses.detach().double()
     prices = _bracket(wide, costs.detach().double(), budget, slack=1e-9)

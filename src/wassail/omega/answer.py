@@ -150,8 +150,7 @@ class OmegaAnswer:
     def as_json(self, property_: Omega) -> dict[str, Any]:
         """What a file holds.
 
-        Args:
-            property_: that it is about.
+        property_: that it is about.
         """
         found: dict[str, Any] = {
             "format": FORMAT,
@@ -175,9 +174,7 @@ class OmegaAnswer:
 def read_answer(path: str | Path, property_: Omega) -> OmegaAnswer:
     """An answer out of a file; nothing that it says is believed.
 
-    Args:
-        path: of the file.
-        property_: that it should be about.
+    property_: that it should be about.
     """
     path = Path(path)
     content, _ = read_json(path, "an answer", LARGEST)

@@ -39,11 +39,7 @@ STEPS = (0, 20)  # of the optimisation of bounds on a loss
 
 
 def decide_omega(
-    property_: Omega,
-    *,
-    time_limit: float | None = None,
-    effort: float | None = None,
-    seed: int = 0,
+    property_: Omega, *, time_limit: float | None = None, effort: float | None = None, seed: int = 0
 ) -> OmegaAnswer:
     """Whether every distribution of the threat keeps the bound.
 

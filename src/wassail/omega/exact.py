@@ -21,8 +21,7 @@ NEAR = 1e-12  # relative: which of the largest coordinates are compared exactly
 def shares_of(weights: Sequence[float]) -> list[Fraction]:
     """Weights that sum to one, exactly.
 
-    Args:
-        weights: numbers >= 0, not all zero.
+    weights: numbers >= 0, not all zero.
     """
     exact = [Fraction(weight) for weight in weights]
     total = sum(exact, Fraction(0))
@@ -32,10 +31,7 @@ def shares_of(weights: Sequence[float]) -> list[Fraction]:
 def distance_above(point: NDArray[np.float64], sample: NDArray[np.float64], norm: float) -> float:
     """How far a point is from a sample, at most; exact at linf where float64 holds it.
 
-    Args:
-        point: flat.
-        sample: flat.
-        norm: 1, 2 or inf.
+    norm: 1, 2 or inf.
     """
     gap = np.abs(point - sample)
     if not gap.any():
@@ -59,10 +55,7 @@ def float_above(value: Fraction) -> float:
 def price_above(price: float, eps: float, order: float) -> Fraction | None:
     """`(price / eps)^order` at most, for finite orders; None where it is too large to matter.
 
-    Args:
-        price: of a move, an upper bound.
-        eps: the budget.
-        order: Wasserstein order p, finite.
+    price: of a move, an upper bound; order: Wasserstein order p, finite.
     """
     if price == 0:
         return Fraction(0)
@@ -90,10 +83,7 @@ def price_below(price: float, eps: float, order: float) -> Fraction:
 def worst_mean(values: Sequence[Fraction], mu: Sequence[Fraction], share: Fraction) -> Fraction:
     """The largest mean over weights `q_i <= mu_i / share` of sum one.
 
-    Args:
-        values: of the samples.
-        mu: their weights, of sum one.
-        share: alpha, in (0, 1].
+    mu: their weights, of sum one; share: alpha, in (0, 1].
     """
     left = share
     total = Fraction(0)
@@ -112,12 +102,8 @@ def error_peaks(
     """What each sample can add to the dual of the error at most: `(1 - lam (D / eps)^p)_+` with
     `D = min(radius, label_cost)`; order inf: whether it can be wrong within eps (THEORY 12).
 
-    Args:
-        radii: certified, >= 0, inf where nothing is wrong anywhere.
-        multiplier: lam >= 0, in units of the budget.
-        eps: the budget.
-        order: Wasserstein order p.
-        label_cost: price of a changed label, inf for none.
+    radii: certified, >= 0, inf where nothing is wrong anywhere; multiplier: lam >= 0, in units of
+    the budget; label_cost: price of a changed label, inf for none.
     """
     none, whole = Fraction(0), Fraction(1)
     if order == math.inf:

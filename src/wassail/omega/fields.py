@@ -19,10 +19,7 @@ SHOWN = 40  # characters of a value in an error
 def read_json(path: Path, what: str, most: int = LARGEST) -> tuple[Any, bytes]:
     """What a JSON file holds, and its bytes.
 
-    Args:
-        path: of the file.
-        what: it should be, for the sentence that refuses it.
-        most: bytes that are taken.
+    what: it should be, for the sentence that refuses it; most: bytes that are taken.
     """
     data = read_small(path, most, what)
     try:
@@ -108,10 +105,7 @@ class Fields:
 def finite(values: list[Any], what: str, least: float = -math.inf) -> list[float]:
     """Finite numbers of a list, none below the least.
 
-    Args:
-        values: the list.
-        what: it is called.
-        least: the least of them.
+    least: the least of them.
     """
     for value in values:
         if type(value) not in (int, float):

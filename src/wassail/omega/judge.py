@@ -62,8 +62,7 @@ class Judge:
         """The accuracy of a plan at most, or its loss at least: for every row the evaluation that
         refutes least counts.
 
-        Args:
-            plan: a distribution of the threat.
+        plan: a distribution of the threat.
         """
         if self._rest is None:
             self._rest = self.outputs(self.property.x.flatten(1))

@@ -77,10 +77,7 @@ def peaks_of(curve: LossCurve, eps: float, multiplier: float) -> Tensor:
     """`sup_x [loss - lam (price / eps)^p]` of each sample, rounded up, float64 `(N,)`; order inf:
     its highest loss within eps.
 
-    Args:
-        curve: as `loss_curve` returns it.
-        eps: the budget.
-        multiplier: lam.
+    curve: as `loss_curve` returns it.
     """
     edge = torch.cat([torch.zeros(1, dtype=torch.float64), curve.grid])
     if not isinstance(curve, OthersLossCurve):
@@ -99,10 +96,7 @@ def peaks_of(curve: LossCurve, eps: float, multiplier: float) -> Tensor:
 def certificate_of(curve: LossCurve, property_: Omega, steps: int) -> Certificate | None:
     """The upper side as a certificate at a good multiplier; None where nothing is bounded.
 
-    Args:
-        curve: of all samples.
-        property_: that it is about.
-        steps: that the bounds were made with.
+    property_: that it is about; steps: that the bounds were made with.
     """
     eps, share = property_.threat.eps, property_.threat.subpopulation
 
@@ -124,8 +118,7 @@ def certificate_of(curve: LossCurve, property_: Omega, steps: int) -> Certificat
 def least(value: Callable[[float], float]) -> float:
     """A multiplier at which a convex function of it is small; any is sound.
 
-    Args:
-        value: of a multiplier >= 0, inf where it is too small.
+    value: of a multiplier >= 0, inf where it is too small.
     """
     tried = {0.0: value(0.0)}
     low, high = -WIDEST, WIDEST

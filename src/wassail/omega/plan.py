@@ -57,9 +57,7 @@ class Plan:
     def read(cls, value: Any, property_: Omega) -> Plan:
         """A plan out of a file, its kinds and lengths checked; whether it is one, `problems` says.
 
-        Args:
-            value: what stands there.
-            property_: that it is about.
+        property_: that it is about.
         """
         fields = Fields(value, "plan", ("rows",), ("density",))
         rows = fields.get("rows")
@@ -99,8 +97,7 @@ class Plan:
     def problems(self, property_: Omega) -> list[str]:
         """Why it is no distribution of the threat, exactly; empty if it is one.
 
-        Args:
-            property_: whose threat it is.
+        property_: whose threat it is.
         """
         count, classes = len(property_.y), property_.outputs
         if any(not 0 <= i < count for i in self.sample):
@@ -170,9 +167,7 @@ def plan_of(found: Distribution, property_: Omega) -> Plan:
 
     Equal samples are one: a row of the distribution is shared by all of them.
 
-    Args:
-        found: what an attack returned.
-        property_: that it is about.
+    found: what an attack returned; property_: that it is about.
     """
     places = _places(property_.x, property_.y)
     # Whole samples that move within eps need no room.

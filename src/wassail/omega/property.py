@@ -82,11 +82,7 @@ class Omega:
 
 
 def schema_text(name: str = "omega") -> str:
-    """The JSON schema of a file, "omega" or "answer".
-
-    Args:
-        name: which file.
-    """
+    """The JSON schema of a file, "omega" or "answer"."""
     return (resources.files("wassail.omega") / f"{name}.schema.json").read_text("utf-8")
 
 
@@ -185,12 +181,7 @@ def _listed(fields: Fields) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def whole_numbers(value: Any, what: str) -> list[int]:
-    """A list of whole numbers that int64 holds.
-
-    Args:
-        value: what stands there.
-        what: it is called.
-    """
+    """A list of whole numbers that int64 holds."""
     if not isinstance(value, list) or not all(type(k) is int and abs(k) < 2**62 for k in value):
         raise InputError(f"{what} is {shown(value)}: give a list of whole numbers.")
     return value

@@ -29,15 +29,14 @@ m|^2 / s^2`:
    p_j q_j` is largest when all q is on the two likeliest tokens, and then at most `2 p (1 - p)`.
 4. `s^2 <= R^2 - |m|^2` and `|S_i| <= s^2` for tokens in a ball of radius `R` around 0.
 
-The paper's constant, of Castin et al. 2024, is in `attention.py`.
+The paper's constant, `castin`, stands beside them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -45,7 +44,6 @@ from torch import Tensor
 from wassail.errors import InputError
 from wassail.rounding import UNIT
 
-Function: TypeAlias = Callable[[Tensor], Tensor]
 UP = 1 + 128 * UNIT  # room for the few dozen operations on single numbers at the end of each bound
 
 
@@ -109,6 +107,31 @@ def global_bound(
         )
     size_a, size_v, shift = _sizes(a, v, bias, most)
     return _global(tokens, float(size_a), float(size_v), radius, shift, mask)
+
+
+def castin(tokens: int, a: Tensor, v: Tensor, radius: float, bias: Tensor | None = None) -> float:
+    """The paper's constant for n tokens in the ball of radius R: `sqrt(3) |V| (|A|^2 R^4 (4 n + 1)
+    + n)^(1/2)`, that of Castin, Ablin, Peyre, "How Smooth Is Attention?", ICML 2024, arXiv
+    2312.14820 (Theorem 3.3).
+
+    Their attention has no biases. A query bias u is one of theirs for tokens `(x_j, t)` with an
+    entry more, of any constant t: `A` becomes `[[A, u / t], [0, 0]]` and `R^2` becomes `R^2 + t^2`;
+    the best of a few t is taken.
+    """
+    if bias is None or not bias.any() or radius == 0:
+        best = float(spectral(a)) * radius**2
+    else:
+        scales = [radius * 2.0**k for k in range(-8, 3)]
+        best = min(
+            float(spectral(torch.cat([a, bias[:, None] / t], 1))) * (radius**2 + t**2)
+            for t in scales
+        )
+    return (
+        math.sqrt(3)
+        * float(spectral(v))
+        * math.hypot(best * math.sqrt(4 * tokens + 1), math.sqrt(tokens))
+        * UP
+    )
 
 
 def _sizes(

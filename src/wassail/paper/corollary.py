@@ -27,8 +27,7 @@ from wassail.certificates.lipschitz.steepest import (
     room_of,
 )
 from wassail.network import Model
-from wassail.paper.attention import castin
-from wassail.paper.attention_bounds import spectral
+from wassail.paper.attention_bounds import castin, spectral
 from wassail.paper.attention_layout import Attention, find, normalised
 from wassail.paper.transformer_constants import (
     ROOM,

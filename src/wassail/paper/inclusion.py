@@ -23,13 +23,8 @@ if TYPE_CHECKING:
 
 SHARES = tuple(2.0**k for k in range(-6, 4))  # step sizes swept, in units of eps
 
-
-SETS = {
-    1.0: "#CFE3F3",
-    2.0: "#8DBCE0",
-    math.inf: "#3D87BF",
-}  # one hue, darker inside: sets, not methods
-
+# One hue, darker inside: sets, not methods.
+SETS = {1.0: "#CFE3F3", 2.0: "#8DBCE0", math.inf: "#3D87BF"}
 
 REGIONS = ("#FFFFFF", "#ECECEC", "#DCE9F2", "#F6E8DA")  # of the classes in the plane
 

@@ -15,14 +15,8 @@ from wassail.losses import ASCENTS, cross_entropy, margin
 
 # what the figures of a network are drawn of, unless told
 MODEL = "digits-cnn-adv"
-
-
 SAMPLES = 200
-
-
 LOSSES = {"cross_entropy": (cross_entropy, ASCENTS["ce"]), "margin": (margin, ASCENTS["margin"])}
-
-
 BUDGETS = tuple(k / 24 for k in range(1, 13))  # of the curve against eps; 1/4 is among them
 
 

@@ -7,29 +7,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
 from wassail.errors import InputError
 from wassail.threat import parse_eps, parse_norm
 from wassail.zoo import MODELS
 
 ORDERS = (1.0, 2.0, math.inf)
-
-
 SAMPLES = 200
-
-
 PASSES = 1000  # of `nearest`: far fewer than AutoAttack's
-
-
 THREATS = {math.inf: "Linf", 2.0: "L2"}  # RobustBench's names
 
-
-EMBEDDED = {
-    math.inf: 0.1,
-    2.0: 0.5,
-    1.0: 2.0,
-}  # budgets of the embedded networks; linf: what they were trained for
-
+# Budgets of the embedded networks; linf: what they were trained for.
+EMBEDDED = {math.inf: 0.1, 2.0: 0.5, 1.0: 2.0}
 
 ROBUSTBENCH = {
     ("cifar10", math.inf): 8 / 255,
@@ -37,7 +27,6 @@ ROBUSTBENCH = {
     ("cifar100", math.inf): 8 / 255,
     ("imagenet", math.inf): 4 / 255,
 }
-
 
 NORMS = {"1": 1.0, "l1": 1.0, "2": 2.0, "l2": 2.0, "inf": math.inf, "linf": math.inf}
 
@@ -56,7 +45,6 @@ class Column:
 
 CLEAN = Column("clean", "clean", "clean", 0.0)
 
-
 PAPER = (
     CLEAN,
     Column("wda-1", "WDA k=2", "wda", 1.0),
@@ -72,16 +60,13 @@ PAPER = (
     Column("a3-wda", "A3-WDA", "a3-wda", math.inf),
 )
 
-
 OURS = tuple(
     Column(f"{attack}-{order:g}", title, attack, order)
     for attack, title in (("nearest", "nearest"), ("all", "pooled"))
     for order in ORDERS
 )
 
-
 COLUMNS = PAPER + OURS
-
 
 ATTACKS = tuple(
     dict.fromkeys(column.attack for column in COLUMNS if column.attack not in {"clean", "all"})
@@ -100,6 +85,20 @@ class Published:
     norm: float
     eps: float
     figures: Mapping[str, float]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The line as a board lists it: WDA++ over Omega_1 and Omega_2, AutoAttack point-wise."""
+        shown = zip(ORDERS, ("wda++-1", "wda++-2", "autoattack"))
+        return {
+            "model": self.name,
+            "architecture": self.architecture,
+            "data": self.dataset,
+            "norm": f"{self.norm:g}",
+            "eps": self.eps,
+            "clean": self.figures["clean"],
+            "attacked": {f"{order:g}": self.figures[column] for order, column in shown},
+        }
 
 
 def _published() -> tuple[Published, ...]:
@@ -144,7 +143,6 @@ class Claim:
 
 
 POINTWISE = ("apgd-ce", "apgd-dlr", "autoattack", "a3", "a3-wda")
-
 
 CLAIMS = (
     Claim(

@@ -26,23 +26,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Curves: TypeAlias = "dict[tuple[str, float], Tensor]"  # by method and order
-
-
 ORDERS = (1.0, 2.0, math.inf)
-
-
 TITLES = {name: entry.title for name, entry in names.ATTACKS.items()}
-
-
 PASSES = 100  # of `nearest` in these figures
-
-
 RACE = ("wda", "wda++", "nearest", "pgd", "w-pgd", "apgd-ce", "a3", "autoattack")
-
-
 EARLY = 5  # steps after which the sweep looks, besides the paper's 20
-
-
 ORDER_DASH: dict[float, Any] = {1.0: "-", 2.0: (0, (5, 2)), math.inf: (0, (1, 1.2))}
 
 

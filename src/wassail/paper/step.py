@@ -122,9 +122,8 @@ def _surrounded(network: Piecewise, norm: float) -> tuple[float, Piecewise, Tens
     )
     size = others.norm(dim=-1)
     ways = others / size.clamp(min=1e-12)[..., None]
-    pairs = (
-        (ways @ ways.mT).triu(1).flatten(1)
-    )  # cosines between the directions to two rivals, and zeros
+    # Cosines between the directions to two rivals, and zeros.
+    pairs = (ways @ ways.mT).triu(1).flatten(1)
     score = around + (1 - pairs.amax(1)) / 2
     unfit = (near < 0.4) | (near > 0.8) | (grid.abs().amax(1) > 1.2) | (size.amin(1) < 0.1)
     score = score.masked_fill(unfit, -1.0)

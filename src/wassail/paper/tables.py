@@ -52,11 +52,9 @@ def _about(data: Convergence) -> str:
 def witness_table(data: Witness) -> Columns:
     """The columns for the witness."""
     about = (
-        f"{data.case.about}, ground norm l{data.norm:g}, {spoken(data.loss)} {data.empirical!r} "
-        "on the samples; sample "
-        f"{data.root} (counted from 0) moves, eps {data.eps!r}, slope {data.slope.lower!r}, E + "
-        f"l eps {data.limit!r}, "
-        f"exact worst case {data.worst.upper!r}"
+        f"{data.case.about}, ground norm l{data.norm:g}, {spoken(data.loss)} {data.empirical!r} on "
+        f"the samples; sample {data.root} (counted from 0) moves, eps {data.eps!r}, slope "
+        f"{data.slope.lower!r}, E + l eps {data.limit!r}, exact worst case {data.worst.upper!r}"
     )
     columns: dict[str, Sequence[Any]] = {
         "alpha": data.alpha.tolist(),

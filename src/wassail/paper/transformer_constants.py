@@ -21,12 +21,7 @@ from wassail.certificates.graph.planes import Span
 from wassail.certificates.graph.region import Region
 from wassail.certificates.relax.norms import map_norm
 from wassail.certificates.relax.ranges import one_region, ranges
-from wassail.paper.attention_bounds import (
-    global_bound,
-    heads,
-    region_bound,
-    spectral,
-)
+from wassail.paper.attention_bounds import global_bound, heads, region_bound, spectral
 from wassail.paper.attention_layout import Attention, axes_of, find, letters_of
 from wassail.rounding import UNIT, sized
 

@@ -46,11 +46,7 @@ class Again:
 
 
 def again(run: Evaluation) -> Again:
-    """How every figure of a run is looked at again, from its stored points.
-
-    Args:
-        run: the evaluation.
-    """
+    """How every figure of a run is looked at again, from its stored points."""
     model = _record(run.info.get("model"))
     data = _record(run.info.get("data"))
     supply = []

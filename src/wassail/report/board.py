@@ -12,7 +12,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,33 +65,10 @@ VERIFY = (
 MISSING = "checkpoint not available here"
 
 
-@dataclass(frozen=True)
-class Published:
-    """A line of a paper whose model is not at hand.
-
-    Args:
-        name: of the model.
-        architecture: of the model.
-        data: name of the data set.
-        norm: ground norm.
-        eps: budget.
-        clean: accuracy on the data, in %.
-        attacked: published accuracy in % by order.
-    """
-
-    name: str
-    architecture: str
-    data: str
-    norm: float
-    eps: float
-    clean: float
-    attacked: Mapping[float, float]
-
-
 def write_board(
     runs: Sequence[Evaluation],
     folder: str | PathLike[str],
-    published: Sequence[Published] = (),
+    published: Sequence[Mapping[str, Any]] = (),
     standings: Sequence[Standing] | None = None,
 ) -> Path:
     """Write the site and return its index.
@@ -100,7 +76,7 @@ def write_board(
     Args:
         runs: evaluations that were loaded from their folders.
         folder: where the site goes; made if it is not there.
-        published: lines of a paper, listed apart.
+        published: lines of a paper, listed apart, as `paper.published.Published.record` has them.
         standings: of the runs; default None, all are claims.
     """
     if not runs:
@@ -122,32 +98,17 @@ def write_board(
         mine = [(runs[k], pages[k], stand[k]) for k in places]
         save(target / file, _model_page(model, mine))
     entries = [entry(run, known) for run, known in zip(runs, stand)]
-    feed = {"format": FORMAT, "runs": entries, "published": [vars_of(line) for line in published]}
+    feed = {
+        "format": FORMAT,
+        "runs": entries,
+        "published": [{**line, "note": MISSING} for line in published],
+    }
     save(target / "board.json", json.dumps(feed, indent=1, allow_nan=False) + "\n")
     return save(target / "index.html", _index(runs, pages, links, published, stand))
 
 
-def vars_of(line: Published) -> dict[str, Any]:
-    """A published line for the feed."""
-    return {
-        "model": line.name,
-        "architecture": line.architecture,
-        "data": line.data,
-        "norm": f"{line.norm:g}",
-        "eps": line.eps,
-        "clean": line.clean,
-        "attacked": {f"{order:g}": value for order, value in line.attacked.items()},
-        "note": MISSING,
-    }
-
-
 def entry(run: Evaluation, known: Standing = UNKNOWN) -> dict[str, Any]:
-    """One run for the feed; certified figures are rounded down and attacked ones up, in %.
-
-    Args:
-        run: the evaluation.
-        known: how it stands.
-    """
+    """One run for the feed; certified figures are rounded down and attacked ones up, in %."""
     model = run.info.get("model", {})
     way = again(run)
     figures = {}
@@ -220,7 +181,7 @@ def _index(
     runs: Sequence[Evaluation],
     pages: Sequence[str],
     links: Mapping[str, str],
-    published: Sequence[Published],
+    published: Sequence[Mapping[str, Any]],
     stand: Sequence[Standing],
 ) -> str:
     groups: dict[tuple[float, str], list[int]] = {}
@@ -308,18 +269,18 @@ def _model_page(model: str, runs: Sequence[tuple[Evaluation, str, Standing]]) ->
     return document(f"{model[:60]} · wassail", head, sections, wide=True)
 
 
-def _published(lines: Sequence[Published]) -> Panel:
+def _published(lines: Sequence[Mapping[str, Any]]) -> Panel:
     rows = []
     for line in lines:
         cells = [
-            Cell(name(line.name, 50), kind="head"),
-            Cell(name(line.architecture, 30), kind="text"),
-            Cell(line.data, kind="text"),
-            Cell(f"l{line.norm:g}, {show(line.eps)}", kind="text"),
-            Cell(f"{line.clean:.2f}", line.clean),
+            Cell(name(line["model"], 50), kind="head"),
+            Cell(name(line["architecture"], 30), kind="text"),
+            Cell(line["data"], kind="text"),
+            Cell(f"l{line['norm']}, {show(line['eps'])}", kind="text"),
+            Cell(f"{line['clean']:.2f}", line["clean"]),
         ]
         for order in ORDERS:
-            value = line.attacked.get(order)
+            value = line["attacked"].get(f"{order:g}")
             cells.append(Cell("–" if value is None else f"{value:.2f}", value))
         rows.append([*cells, Cell(MISSING, kind="text")])
     heads = ["Model", "Architecture", "Data", "Threat", "Clean"]

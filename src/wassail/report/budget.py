@@ -18,12 +18,7 @@ MOST_CLASSES = 20  # of the table of flips; more do not fit a page
 
 
 def class_name(run: Evaluation, label: int) -> Markup:
-    """A class by its name, or by its number where names are not known.
-
-    Args:
-        run: the evaluation.
-        label: of the class.
-    """
+    """A class by its name, or by its number where names are not known."""
     known = run.classes is not None and 0 <= label < len(run.classes)
     return name(run.classes[label] if known and run.classes is not None else f"class {label}", 24)
 
@@ -41,11 +36,7 @@ def way_name(run: Evaluation, label: int) -> Markup:
 
 
 def budget_panel(run: Evaluation) -> Panel | None:
-    """Which classes the budget is spent on, and which class becomes which.
-
-    Args:
-        run: the evaluation.
-    """
+    """Which classes the budget is spent on, and which class becomes which."""
     threat = run.threat
     right = run.distances > 0
     bought = knapsack(run.distances, threat.eps, threat.order, run.mu) * right * run.mu

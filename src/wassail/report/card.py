@@ -1,4 +1,6 @@
-"""The section of a model card: definition, figure, conditions, what was not checked."""
+"""The section of a model card: definition, figure, conditions, what was not checked; and the job
+summary of a workflow.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,7 @@ CONFIDENCE = 0.95
 def model_card(run: Evaluation, verdicts: Sequence[Verdict] = ()) -> str:
     """A section for a model card, in Markdown.
 
-    Args:
-        run: the evaluation.
-        verdicts: the requirements that were checked.
+    verdicts: the requirements that were checked.
     """
     parts = [
         "## Robustness under shifts of the data",
@@ -103,13 +103,8 @@ def _table(run: Evaluation) -> str:
         curve = run.curve(threat.order)
         certified, attacked = curve(threat.eps)
         proved = "none" if run.radii is None else f"{floor_percent(certified)} %"
-        cells = [
-            f"l{threat.norm:g}",
-            f"{threat.order:g}",
-            show(threat.eps),
-            proved,
-            f"{ceil_percent(attacked)} %",
-        ]
+        cells = [f"l{threat.norm:g}", f"{threat.order:g}", show(threat.eps), proved]
+        cells.append(f"{ceil_percent(attacked)} %")
         if sure:
             low, high = curve.population(CONFIDENCE)(threat.eps)
             least = "" if run.radii is None else f"at least {floor_percent(low)} %, "
@@ -123,3 +118,15 @@ def _plain(text: str) -> str:
     shown = escape(visible(without_folders(text)), quote=False)
     shown = re.sub(r"([\\`*_\[\]|#!~$@])", r"\\\1", shown)
     return re.sub(r"(?i)(www)\.|:(?=//)", lambda found: f"{found[1] or ''}\\{found[0][-1]}", shown)
+
+
+def job_summary(run: Evaluation, verdicts: Sequence[Verdict] = ()) -> str:
+    """What a workflow shows of a run, in Markdown: the answer first, then the model card.
+
+    verdicts: the requirements that were checked.
+    """
+    failed = sum(not verdict for verdict in verdicts)
+    answer = f"{len(verdicts)} requirements hold" if verdicts else "no requirement was given"
+    if failed:
+        answer = f"{failed} of {len(verdicts)} requirements FAIL"
+    return f"# wassail: {answer}\n\n{model_card(run, verdicts)}\n"

@@ -76,9 +76,6 @@ def comparison(runs: Sequence[Evaluation]) -> str:
 def grouped(runs: Sequence[Evaluation]) -> list[list[Evaluation]]:
     """The runs that can be ranked together: of one norm, box, shape of samples and task. Their
     names are told apart.
-
-    Args:
-        runs: evaluations.
     """
     groups: dict[tuple[object, ...], list[Evaluation]] = {}
     for run in told_apart(runs):
@@ -91,8 +88,7 @@ def grouped(runs: Sequence[Evaluation]) -> list[list[Evaluation]]:
 def told_apart(runs: Sequence[Evaluation]) -> list[Evaluation]:
     """Runs whose names differ: one that another run has too gets its weights and its folder.
 
-    Args:
-        runs: evaluations, perhaps with the same names.
+    runs: evaluations, perhaps with the same names.
     """
     names = Counter((run.name, run.threat.norm, run.data) for run in runs)
     found = []
@@ -175,15 +171,13 @@ def _remarks(runs: Sequence[Evaluation], threats: Sequence[Threat]) -> list[str]
     found = []
     if any(not same_samples(run, runs[0]) for run in runs):
         found.append(
-            "Not all runs are on the same samples: their figures differ by the data as well as "
-            "by the model, and have no "
-            "paired difference."
+            "Not all runs are on the same samples: their figures differ by the data as well as by "
+            "the model, and have no paired difference."
         )
     if any(set(run.threats) != set(threats) for run in runs):
         found.append(
-            "Not all runs were evaluated at the same orders and eps. A figure marked † is read "
-            "off the run's own curve, whose "
-            "attacks were run for another eps, and has no interval."
+            "Not all runs were evaluated at the same orders and eps. A figure marked † is read off "
+            "the run's own curve, whose attacks were run for another eps, and has no interval."
         )
     attacks = {frozenset(row.attack for row in run.rows) for run in runs}
     if len(attacks) > 1:

@@ -124,12 +124,7 @@ class Picture:
         return render("picture.svg.j2", it=self, alone=True)
 
     def paint(self, file: IO[bytes], kind: str) -> None:
-        """Write the picture as "pdf" or "png", by matplotlib.
-
-        Args:
-            file: to write to.
-            kind: "pdf" or "png".
-        """
+        """Write the picture as "pdf" or "png", by matplotlib."""
         with own_style():
             made = figure_of(self.width / 72, self.height / 72)
             made.set_layout_engine("none")
@@ -261,8 +256,7 @@ class Axes:
     def labels(self, dots: Sequence[tuple[float, float, str]]) -> list[Mark]:
         """Names beside dots, none over another; one that finds no room is left to its title.
 
-        Args:
-            dots: place to the right, place downward, name.
+        dots: place to the right, place downward, name.
         """
         taken = [(x - 6, y - 6, x + 6, y + 6) for x, y, _ in dots]
         parts = []
@@ -355,8 +349,7 @@ def still(
 def figure_of_runs(runs: Sequence[Evaluation]) -> Picture:
     """The curves of runs as a figure for a paper: see `figure`.
 
-    Args:
-        runs: one, or several of one norm and box.
+    runs: one, or several of one norm and box.
     """
     first = runs[0]
     if len({(run.threat.norm, run.threat.domain) for run in runs}) > 1:
@@ -497,10 +490,7 @@ def spread(places: Sequence[float], end: float, room: float) -> list[float]:
     """Places in their order, moved so that any two have room between them and none is past the
     end.
 
-    Args:
-        places: sorted.
-        end: the last place there is.
-        room: between two of them.
+    end: the last place there is; room: between two of them.
     """
     found: list[float] = []
     for x in places:
@@ -513,11 +503,7 @@ def spread(places: Sequence[float], end: float, room: float) -> list[float]:
 
 
 def orders_picture(run: Evaluation) -> Picture:
-    """All three orders in one picture, both sides.
-
-    Args:
-        run: the evaluation.
-    """
+    """All three orders in one picture, both sides."""
     end = max(axis_end([run.curve(order)], run.threat.eps) for order in USUAL)
     axes = Axes(end, top=26)
     below = f"{run.words.share} in % against eps"

@@ -14,7 +14,7 @@ import json
 import math
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -45,12 +45,8 @@ from wassail.transport.allocation import knapsack, threat_knapsack
 from wassail.transport.flips import Flips
 from wassail.writing import FilePath, cell, save, saving, saving_folder, visible
 
-FORMATS = EXPORTS
-TABLES: dict[str, Callable[[Sequence[Evaluation]], str]] = {
-    "latex": results.to_latex,
-    "csv": results.to_csv,
-}
-SUFFIXES = {"latex": "tex", "csv": "csv"}
+# Formats of whole runs: the file, whose ending says what it holds.
+WHOLE = {"latex": "table.tex", "csv": "table.csv", "svg": "curves.svg", "pdf": "curves.pdf"}
 BLOCK = 100  # samples read at once
 ID_BYTES = 1 << 29  # that the ids may take as an array
 # RobustBench's boards and the eps of each; how many samples its figures are for.
@@ -87,19 +83,13 @@ def write(
     model: Model | None = None,
     dataset: str | None = None,
 ) -> Export:
-    """One of the formats in `FORMATS`, under its usual name in a folder.
+    """One of the formats in `names.EXPORTS`, under its usual name in a folder.
 
     model: looks at the flips again; dataset: RobustBench's name of the data.
     """
     place = Path(folder)
-    if name in TABLES:
-        return _text(run, place / f"table.{SUFFIXES[name]}", TABLES[name]([run]))
-    if name == "svg":
-        return _text(run, place / "curves.svg", figure_of_runs([run]).svg())
-    if name == "pdf":
-        with saving(place / "curves.pdf") as file:
-            figure_of_runs([run]).paint(file, "pdf")
-        return Export(place / "curves.pdf", len(run), _count(run))
+    if name in WHOLE:
+        return Export(write_runs([run], place / WHOLE[name]), len(run), _count(run))
     if name == "samples":
         return to_samples(run, place / "samples.csv")
     if name == "robustbench":
@@ -110,17 +100,25 @@ def write(
         return to_npz(run, place / "flips.npz")
     if name == "png":
         return to_png(run, place / "png", model)
-    if name == "json":
-        return _text(run, place / "evaluation.json", json.dumps(as_json(run), indent=1) + "\n")
-    if name == "card":
-        return _text(run, place / "card.md", model_card(run))
-    raise unknown("format", name, FORMATS)
-
-
-def _text(run: Evaluation, path: Path, text: str) -> Export:
-    """A file of text about the whole run."""
-    save(path, text)
+    if name not in ("json", "card"):
+        raise unknown("format", name, EXPORTS)
+    text = model_card(run) if name == "card" else json.dumps(as_json(run), indent=1) + "\n"
+    path = save(place / ("card.md" if name == "card" else "evaluation.json"), text)
     return Export(path, len(run), _count(run))
+
+
+def write_runs(runs: Sequence[Evaluation], path: Path) -> Path:
+    """The table of some runs (.tex, .csv, .json) or their curves (.svg, .pdf), by the ending of the
+    file; its path is returned.
+    """
+    tables = {".tex": results.to_latex, ".csv": results.to_csv, ".json": results.to_json}
+    if path.suffix in tables:
+        return save(path, tables[path.suffix](runs))
+    if path.suffix == ".svg":
+        return save(path, figure_of_runs(runs).svg())
+    with saving(path) as file:
+        figure_of_runs(runs).paint(file, "pdf")
+    return path
 
 
 def _bought(run: Evaluation) -> tuple[list[str], list[list[float]]]:
@@ -167,79 +165,25 @@ def to_samples(run: Evaluation, path: FilePath) -> Export:
     titles, bought = _bought(run)
     own, numbers = _own_columns(run)
     titles, bought = [*own, *titles], [*numbers, *bought]
-    header = [
-        "id",
-        "weight",
-        "label",
-        "predicted",
-        "distance",
-        "flip_label",
-        "method",
-        "radius",
-        "exact",
-    ]
-    header += titles
-    radii = [None] * len(run) if run.radii is None else run.radii.tolist()
-    exact = [None] * len(run) if run.exact is None else run.exact.tolist()
-    columns = zip(
-        run.ids,
-        run.mu.tolist(),
-        run.y.tolist(),
-        run.predicted.tolist(),
-        run.distances.tolist(),
-        run.labels.tolist(),
-        run.found_by.tolist(),
-        radii,
-        exact,
-        *bought,
-    )
+    header = ["id", "weight", "label", "predicted", "distance", "flip_label", "method", "radius"]
+    none = [None] * len(run)
+    radii = none if run.radii is None else run.radii.tolist()
+    exact = none if run.exact is None else run.exact.tolist()
+    known = (run.mu, run.y, run.predicted, run.distances, run.labels, run.found_by)
+    columns = zip(run.ids, *(values.tolist() for values in known), radii, exact, *bought)
     with saving(path) as file, _table(file) as table:
-        table.writerow(header)
-        for (
-            name,
-            weight,
-            label,
-            predicted,
-            distance,
-            flip,
-            finder,
-            radius,
-            sure,
-            *shares,
-        ) in columns:
+        table.writerow([*header, "exact", *titles])
+        for name, weight, label, predicted, distance, flip, by, radius, sure, *shares in columns:
             found = 0 < distance < math.inf
-            table.writerow(
-                [
-                    cell(name),
-                    repr(weight),
-                    label,
-                    predicted,
-                    repr(distance),
-                    flip if found else "",
-                    cell(run.methods[finder]) if found else "",
-                    "" if radius is None else repr(radius),
-                    "" if sure is None else str(bool(sure)).lower(),
-                    *map(repr, shares),
-                ]
-            )
+            row = [cell(name), repr(weight), label, predicted, repr(distance)]
+            row += [flip, cell(run.methods[by])] if found else ["", ""]
+            row.append("" if radius is None else repr(radius))
+            row.append("" if sure is None else str(bool(sure)).lower())
+            table.writerow([*row, *map(repr, shares)])
     return Export(Path(path), len(run), _count(run))
 
 
-def to_robustbench(
-    run: Evaluation,
-    path: FilePath,
-    *,
-    dataset: str | None = None,
-    link: str = "",
-    name: str = "",
-    authors: str = "",
-    venue: str = "",
-    architecture: str = "",
-    additional_data: bool | None = None,
-    number_forward_passes: int = 1,
-    reported: str = "",
-    footnote: str = "",
-) -> Export:
+def to_robustbench(run: Evaluation, path: FilePath, *, dataset: str | None = None) -> Export:
     """RobustBench's `model_info` entry of the model, numbers as strings in per cent, with our
     figures added.
 
@@ -247,8 +191,8 @@ def to_robustbench(
     point-wise accuracy of all attacks if it is lower; ours are `wda_acc`, over Omega_p for each
     finite order p, and `certified_acc`, rounded down. What differs from the board's own evaluation,
     its eps or the number of samples, is said in the footnote. dataset: cifar10, cifar100 or
-    imagenet, by default read off the name of the data; the others are RobustBench's fields, empty
-    where not given.
+    imagenet, by default read off the name of the data. The fields about the paper are empty, to be
+    filled by hand.
     """
     board = {math.inf: "Linf", 2.0: "L2"}.get(run.threat.norm)
     known = dataset or _dataset(run.data)
@@ -261,34 +205,23 @@ def to_robustbench(
         boards = ", ".join(f"{data} {norm}" for data, norm in BOARDS)
         raise InputError(
             f"RobustBench has no board for {known or run.data!r} and {run.threat}: it has "
-            f"{boards}, images in [0, 1]; give its "
-            "name of the data set if it is another here."
+            f"{boards}, images in [0, 1]; give its name of the data set if it is another here."
         )
     eps = run.threat.eps
     here = {order: run.curve(order)(eps) for order in run.orders}
     auto = [
         row.accuracy for row in run.rows if row.attack == "autoattack" and row.threat.eps == eps
     ]
-    remarks = [footnote] if footnote else []
+    remarks = []
     if not math.isclose(eps, BOARDS[known, board], rel_tol=1e-9):
         remarks.append(f"evaluated at eps {show(eps)}, the board's is {show(BOARDS[known, board])}")
     if len(run) != SIZES[known]:
         remarks.append(
             f"evaluated on {len(run)} samples, the board's figures are for {SIZES[known]}"
         )
-    entry: dict[str, Any] = {
-        "link": link,
-        "name": name,
-        "authors": authors,
-        "additional_data": additional_data,
-        "number_forward_passes": number_forward_passes,
-        "dataset": known,
-        "venue": venue,
-        "architecture": architecture,
-        "eps": show(eps),
-        "clean_acc": _percent(run.clean),
-        "reported": reported,
-    }
+    entry: dict[str, Any] = {"link": "", "name": "", "authors": "", "additional_data": None}
+    entry |= {"number_forward_passes": 1, "dataset": known, "venue": "", "architecture": ""}
+    entry |= {"eps": show(eps), "clean_acc": _percent(run.clean), "reported": ""}
     if auto:
         entry["autoattack_acc"] = _percent(min(auto))
     if math.inf in here and here[math.inf][1] < min(auto, default=math.inf):
@@ -333,16 +266,7 @@ def to_pt(
         use = near[index] & _honest(run.threat, x, moved, radius)
         if model is not None and bool(use.any()):
             honest = torch.where(use.reshape(-1, *[1] * (x.ndim - 1)), moved, x)
-            again = Flips.from_points(
-                model,
-                x,
-                labels_at(run.right, index),
-                honest,
-                run.threat.norm,
-                run.threat.domain,
-                pull_in=False,
-            )
-            use &= again.success
+            use &= _looked(run, model, index, x, honest).success
         lost += int((near[index] & ~use).sum())
         points[index] = torch.where(use.reshape(-1, *[1] * (x.ndim - 1)), moved, x)
     with saving(path) as file:
@@ -372,9 +296,8 @@ def to_npz(run: Evaluation, path: FilePath) -> Export:
     read.
     """
     names = [visible(name) for name in run.ids]
-    if (
-        4 * len(names) * max(map(len, names), default=0) > ID_BYTES
-    ):  # each is as long as the longest in an array
+    # Each is as long as the longest in an array.
+    if 4 * len(names) * max(map(len, names), default=0) > ID_BYTES:
         raise InputError(
             f"an id of {max(map(len, names))} characters is too long for an array: export the "
             "run as CSV."
@@ -461,32 +384,27 @@ def _images(
     low, high = run.threat.domain
     wanted = (run.distances > 0) & torch.isfinite(run.distances)
     for index, x, moved in _blocks(run, wanted):
-        y = labels_at(run.right, index)
         labels = run.labels[index]
         state = ["unchecked"] * len(index)
         if model is not None:
-            known = Flips.from_points(
-                model, x, y, moved, run.threat.norm, run.threat.domain, pull_in=False
-            )
-            moved = known.rounded(model).points
+            moved = _looked(run, model, index, x, moved).rounded(model).points
         eight = np.stack([to_uint8(point, low, high) for point in moved])
         seen = _read_back(eight, x, low, high)
         distance = distances_between(seen, x, run.threat.norm)
         if model is not None:
-            again = Flips.from_points(
-                model,
-                x,
-                y,
-                seen,
-                run.threat.norm,
-                run.threat.domain,
-                pull_in=False,
-                tolerance=flip_tolerance(x.dtype),
-            )
+            again = _looked(run, model, index, x, seen, flip_tolerance(x.dtype))
             labels = again.labels
             state = ["flip" if kept else "lost" for kept in again.success.tolist()]
             distance = torch.where(again.success, distance, run.distances[index])
         yield from zip(index.tolist(), eight, labels.tolist(), distance.tolist(), state)
+
+
+def _looked(
+    run: Evaluation, model: Model, index: Tensor, x: Tensor, points: Tensor, tolerance: float = 0.0
+) -> Flips:
+    """Points of some samples as the model sees them now."""
+    given = (model, x, labels_at(run.right, index), points, run.threat.norm, run.threat.domain)
+    return Flips.from_points(*given, pull_in=False, tolerance=tolerance)
 
 
 def _read_back(images: NDArray[np.uint8], x: Tensor, low: float, high: float) -> Tensor:

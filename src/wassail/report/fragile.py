@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from wassail.report.budget import class_name, way_name
-from wassail.report.features import changes, feature_ranges
 from wassail.report.html import Panel, length, render
-from wassail.report.png import encode
+from wassail.report.png import encode, to_uint8
+from wassail.report.units import changes, feature_ranges
 
 if TYPE_CHECKING:
     from wassail.evaluation.run import Evaluation
@@ -68,8 +68,7 @@ def fragile_panel(run: Evaluation, count: int) -> Panel | None:
     lead = (
         f"The {len(chosen)} correct samples with the nearest flips, the nearest first: "
         f"{_changes_text(run)} In the third picture grey is no change, and the change is enlarged "
-        "by the factor "
-        f"below it. {smoothed_text(size)}{note}"
+        f"by the factor below it. {smoothed_text(size)}{note}"
     )
     strips = bool(shape) and shape[0] == 1
     return Panel([render("fragile.html.j2", items=items, strips=strips)], lead)
@@ -134,8 +133,7 @@ def _ordinal(count: int) -> str:
 def window(shape: tuple[int, ...]) -> int:
     """The side of the squares that a change in linf is averaged over: odd, 1 for no average.
 
-    Args:
-        shape: height and width of the picture.
+    shape: height and width of the picture.
     """
     side = min(shape)
     return 1 if side < SMOOTHED else 2 * max(1, round(side / 20)) + 1
@@ -160,8 +158,7 @@ def smoothed(change: Tensor, size: int) -> Tensor:
 def smoothed_text(size: int) -> str:
     """What the third picture shows where it is an average.
 
-    Args:
-        size: side of the square.
+    size: side of the square.
     """
     if size == 1:
         return ""
@@ -213,13 +210,5 @@ def _factor(most: float) -> int:
 
 
 def _uri(picture: Tensor, low: float, high: float) -> str:
-    grey = picture.ndim == 2 or picture.shape[0] == 1
-    scaled = (
-        (255 * (picture.double() - low) / (high - low))
-        .nan_to_num(0.0)
-        .clamp(0, 255)
-        .round()
-        .to(torch.uint8)
-    )
-    pixels = scaled.reshape(scaled.shape[-2:]) if grey else scaled.permute(1, 2, 0)
-    return "data:image/png;base64," + base64.b64encode(encode(pixels.contiguous().numpy())).decode()
+    pixels = to_uint8(picture.double().nan_to_num(low), low, high)
+    return "data:image/png;base64," + base64.b64encode(encode(pixels)).decode()

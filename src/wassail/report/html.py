@@ -43,9 +43,7 @@ def visible(text: str) -> str:
 def render(template: str, **values: object) -> Markup:
     """The text of a template in `templates/`, every value escaped that is not HTML already.
 
-    Args:
-        template: file name.
-        values: what the template names.
+    values: what the template names.
     """
     return Markup(_environment().get_template(template).render(values))
 
@@ -181,19 +179,12 @@ class Panel:
 
 
 def document(
-    title: str,
-    head: object,
-    sections: Sequence[tuple[str, str, Panel]],
-    wide: bool = False,
+    title: str, head: object, sections: Sequence[tuple[str, str, Panel]], wide: bool = False
 ) -> str:
     """A whole page: the policy that forbids the network, the style, the head, the sections, the
     script.
 
-    Args:
-        title: of the window.
-        head: above the sections.
-        sections: key, title and inside of each.
-        wide: whether its tables are wide.
+    sections: key, title and inside of each; wide: whether its tables are wide.
     """
     room = files("wassail.report")
     style = (room / "page.css").read_text("utf-8")

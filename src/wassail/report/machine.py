@@ -35,10 +35,8 @@ def as_json(
 ) -> dict[str, Any]:
     """The figures of a run under names that do not change within one version of the schema.
 
-    Args:
-        run: the evaluation.
-        verdicts: the requirements that were checked.
-        looked: what was verified of results that were stored before, or None.
+    verdicts: the requirements that were checked; looked: what was verified of results that were
+    stored before, or None.
     """
     return {
         "schema": SCHEMA,
@@ -66,11 +64,7 @@ def as_json(
         },
         "landmarks": plain(run.landmarks),
         "findings": [
-            {
-                "name": finding.name,
-                "level": finding.level,
-                "text": without_folders(finding.text),
-            }
+            {"name": finding.name, "level": finding.level, "text": without_folders(finding.text)}
             for finding in run.findings
         ],
         "versions": {
@@ -90,10 +84,8 @@ def as_junit(
 ) -> str:
     """JUnit XML: one test case for each requirement, a failure where it does not hold.
 
-    Args:
-        run: the evaluation.
-        verdicts: the requirements that were checked.
-        looked: what was verified of results that were stored before, or None.
+    verdicts: the requirements that were checked; looked: what was verified of results that were
+    stored before, or None.
     """
     failed = sum(not verdict for verdict in verdicts)
     lines = [

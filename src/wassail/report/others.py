@@ -22,8 +22,7 @@ By arithmetic on the same flips and radii: no attack or proof was made for it.""
 def terms(run: Evaluation) -> str:
     """What may change besides inputs, in words.
 
-    Args:
-        run: an evaluation with others.
+    run: an evaluation with others.
     """
     return run.others_threats[0].others.removeprefix(", ")
 
@@ -31,9 +30,7 @@ def terms(run: Evaluation) -> str:
 def figures(run: Evaluation, threat: Threat) -> tuple[float, float, tuple[float, float] | None]:
     """Certified and attacked accuracy, and both sides for all inputs or None.
 
-    Args:
-        run: an evaluation with others.
-        threat: one of its `others_threats`.
+    run: an evaluation with others; threat: one of its `others_threats`.
     """
     curve = run.others_curve(threat.order)
     sure = curve.population(CONFIDENCE)(threat.eps) if independent(run) else None
@@ -41,11 +38,7 @@ def figures(run: Evaluation, threat: Threat) -> tuple[float, float, tuple[float,
 
 
 def others_panel(run: Evaluation) -> Panel | None:
-    """The panel of the page: one line for each threat, and the ranges of the groups.
-
-    Args:
-        run: the evaluation.
-    """
+    """The panel of the page: one line for each threat, and the ranges of the groups."""
     if not run.others or not len(run):
         return None
     known = run.radii is not None
@@ -86,11 +79,7 @@ def _groups(run: Evaluation) -> Table | str | None:
 
 
 def card_lines(run: Evaluation) -> list[str]:
-    """The part of a model card, in Markdown; none for a run without others.
-
-    Args:
-        run: the evaluation.
-    """
+    """The part of a model card, in Markdown; none for a run without others."""
     if not run.others or not len(run):
         return []
     lines = ["| order | eps | certified | attacked |", "|---|---|---|---|"]
@@ -106,11 +95,7 @@ def card_lines(run: Evaluation) -> list[str]:
 
 
 def feed(run: Evaluation) -> dict[str, Any] | None:
-    """The figures for the board's feed, in %, or None.
-
-    Args:
-        run: the evaluation.
-    """
+    """The figures for the board's feed, in %, or None."""
     if not run.others or not len(run):
         return None
     found = {}

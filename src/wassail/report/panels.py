@@ -274,18 +274,9 @@ def attacks_panel(run: Evaluation) -> Panel | None:
     rows += [_attack(row, row.title) for row in run.rows]
     if not rows:
         return None
-    heads = [
-        "Attack",
-        "p",
-        "eps",
-        "Accuracy" if run.criterion is None else "Right",
-        "95 % interval",
-        Head("0 to 100 %", fixed=True),
-        "Spent",
-        "Passes F + B",
-        "Flipped",
-        "Time",
-    ]
+    right = "Accuracy" if run.criterion is None else "Right"
+    heads: list[str | Head] = ["Attack", "p", "eps", right, "95 % interval"]
+    heads += [Head("0 to 100 %", fixed=True), "Spent", "Passes F + B", "Flipped", "Time"]
     lead = (
         f"A lower {run.words.share} is a stronger attack. Spent: what the flips cost, as a share "
         "of eps; points that moved and flipped nothing are left out, the figure is the same "
@@ -494,15 +485,10 @@ def classes_panel(run: Evaluation) -> Panel | None:
         if sure:
             cells.append(_all_of_part(run, mine, len(parts)))
         rows.append(cells)
-    heads = [
-        "Class" if run.criterion is None else "Target",
-        "N",
-        "Clean",
-        "Robust",
-        Head("robust within clean", fixed=True),
-        "Median distance",
-        *(["All inputs, at least"] if sure else []),
-    ]
+    kind = "Class" if run.criterion is None else "Target"
+    heads: list[str | Head] = [kind, "N", "Clean", "Robust"]
+    heads += [Head("robust within clean", fixed=True), "Median distance"]
+    heads += ["All inputs, at least"] if sure else []
     named = classes_text(run.classes, run.info.get("data") or {}, len(run.classes or ()))
     caption = f"{len(rows)} classes occur" if run.criterion is None else "By the target"
     shown = Table(caption, heads, rows, "Table of classes")
@@ -515,9 +501,8 @@ def _parts_text(run: Evaluation, sure: bool) -> str:
     correct = "correct" if run.criterion is None else run.words.kept
     lead = (
         f"Robust: the share of the {one} that the worst distribution found for "
-        f"{run.told(run.threat)} leaves {correct}. The budget is "
-        f"spent where flips are near, so {many} pay unequally; over all samples it is the "
-        "headline. Median distance: of the "
+        f"{run.told(run.threat)} leaves {correct}. The budget is spent where flips are near, so "
+        f"{many} pay unequally; over all samples it is the headline. Median distance: of the "
         "samples that are correct to begin with."
     )
     if sure:
@@ -543,8 +528,7 @@ def _bars(clean: float, robust: float) -> Markup | None:
 def shown(value: object) -> object:
     """Plain values with absolute paths cut to their last parts.
 
-    Args:
-        value: text, a number, a list or a mapping.
+    value: text, a number, a list or a mapping.
     """
     if isinstance(value, str):
         return without_folders(value)

@@ -23,9 +23,6 @@ def passes_panel(run: Evaluation) -> Panel | None:
 
     Where the run chose the passes of `nearest` itself, a line shows what the samples that it was
     chosen on say for fewer and for more passes.
-
-    Args:
-        run: the evaluation.
     """
     dots = [
         (row.forwards + row.backwards, row.accuracy, row.title)
@@ -42,8 +39,7 @@ def passes_panel(run: Evaluation) -> Panel | None:
     lead = (
         f"{run.words.share.capitalize()} over {run.told(run.threat)} that each attack reaches, "
         "against the forward and backward passes that it took for a sample that was correct to "
-        "begin with. Lower and further left "
-        "is better."
+        "begin with. Lower and further left is better."
     )
     if line:
         count = max(len(distances) for distances in run.searched.values())
@@ -86,10 +82,8 @@ def _picture(
 def drawn_accuracy(distances: Tensor, clean: float, threat: Threat) -> float:
     """The accuracy over a threat if all correct samples were like some of them.
 
-    Args:
-        distances: to the nearest flips of some correct samples, float64 `(n,)`.
-        clean: accuracy without a shift, the mass that these samples stand for.
-        threat: order and eps.
+    distances: to the nearest flips of some correct samples, float64 `(n,)`; clean: accuracy without
+    a shift, the mass that these samples stand for.
     """
     zero = torch.zeros(1, dtype=torch.float64)
     both = torch.cat([zero, distances])

@@ -26,14 +26,12 @@ def encode(image: NDArray[np.uint8]) -> bytes:
         or 0 in pixels.shape
     ):
         raise InputError(
-            f"an image of {pixels.dtype} with shape {tuple(np.shape(image))} cannot be a PNG: "
-            "give uint8 of shape (H, W) or "
-            "(H, W, 3)."
+            f"an image of {pixels.dtype} with shape {tuple(np.shape(image))} cannot be a PNG: give "
+            "uint8 of shape (H, W) or (H, W, 3)."
         )
     height, width, channels = pixels.shape
-    rows = np.zeros(
-        (height, 1 + width * channels), np.uint8
-    )  # each row starts with its filter: 0, none
+    # Each row starts with its filter: 0, none.
+    rows = np.zeros((height, 1 + width * channels), np.uint8)
     rows[:, 1:] = pixels.reshape(height, -1)
     header = struct.pack(">IIBBBBB", width, height, 8, _COLOURS[channels], 0, 0, 0)
     return (

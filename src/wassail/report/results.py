@@ -41,11 +41,7 @@ def half_text(run: Evaluation, order: float) -> str:
 
 
 def records(runs: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """A record for each run and each of its threats; shares, unrounded, None where unknown.
-
-    Args:
-        runs: evaluations.
-    """
+    """A record for each run and each of its threats; shares, unrounded, None where unknown."""
     found = []
     for run in runs:
         for threat in run.threats:
@@ -162,9 +158,7 @@ def _latex(text: str) -> str:
 def suggestions(runs: Sequence[Evaluation], threats: Sequence[Threat]) -> list[str]:
     """A sentence for each threat at which nothing is left of any run: an eps that tells them apart.
 
-    Args:
-        runs: of one norm and box.
-        threats: theirs.
+    runs: of one norm and box.
     """
     found = []
     for threat in threats:

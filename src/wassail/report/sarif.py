@@ -28,11 +28,9 @@ def as_sarif(
 ) -> dict[str, Any]:
     """A SARIF log with one run: a result for each requirement that fails.
 
-    Args:
-        run: the evaluation.
-        verdicts: the requirements that were checked.
-        looked: what was verified of results that were stored before, or None.
-        places: file (relative, with slashes) and line of each requirement's text, where known.
+    verdicts: the requirements that were checked; looked: what was verified of results that were
+    stored before, or None; places: file (relative, with slashes) and line of each requirement's
+    text, where known.
     """
     where = places or {}
     results = [
@@ -74,10 +72,7 @@ def _location(verdict: Verdict, places: Mapping[str, tuple[str, int]]) -> dict[s
 def lines_of(text: str, file: str, requirements: Sequence[str]) -> dict[str, tuple[str, int]]:
     """File and line of each requirement that a configuration holds on one line.
 
-    Args:
-        text: of the configuration.
-        file: its path, relative, with slashes.
-        requirements: their texts, with single spaces.
+    file: its path, relative, with slashes; requirements: their texts, with single spaces.
     """
     found: dict[str, tuple[str, int]] = {}
     for number, line in enumerate(text.splitlines(), 1):

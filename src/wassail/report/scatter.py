@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 def scatter(runs: Sequence[Evaluation], threat: Threat) -> Picture | None:
     """A dot for each run: clean to the right, attacked upward, with a bar down to the certified.
 
-    Args:
-        runs: evaluations in one norm and box.
-        threat: order and eps of the robust accuracy.
+    runs: evaluations in one norm and box; threat: order and eps of the robust accuracy.
     """
     shown = [run for run in runs if len(run) and not math.isnan(run.clean)]
     if len(shown) < 2:

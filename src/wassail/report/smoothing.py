@@ -52,16 +52,12 @@ WORDS = (
 
 
 def write_smoothing(
-    folder: str | PathLike[str],
-    path: str | PathLike[str],
-    verified: Verification | None = None,
+    folder: str | PathLike[str], path: str | PathLike[str], verified: Verification | None = None
 ) -> Path:
     """Write the page of the smoothed model in a folder to `path`, which is returned.
 
-    Args:
-        folder: with the file `smoothing.json`.
-        path: of the page.
-        verified: what `verify_smoothed` found, which the page then says.
+    folder: with the file `smoothing.json`; verified: what `verify_smoothed` found, which the page
+    then says.
     """
     about = read_smoothing(folder)
     return save(path, _page(about, verified))
@@ -70,8 +66,7 @@ def write_smoothing(
 def headline(about: Mapping[str, Any]) -> str:
     """The first budget of the first order in one sentence.
 
-    Args:
-        about: what `smoothing.json` holds.
+    about: what `smoothing.json` holds.
     """
     row = next((row for row in about["rows"] if row["eps"] > 0), about["rows"][0])
     return (

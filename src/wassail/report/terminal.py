@@ -1,4 +1,4 @@
-"""An evaluation on the terminal: the headline, one table, findings; more with `--explain`."""
+"""An evaluation on the terminal: the headline, one table, findings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ from wassail.evaluation.units import units_text
 from wassail.network import versions
 from wassail.report import results
 from wassail.report.compare import grouped, title_of
-from wassail.report.landmarks import LEAD
-from wassail.report.landmarks import terminal_table as landmarks_table
-from wassail.report.others import DEFINITIONS as OTHERS_DEFINITIONS
-from wassail.report.others import figures, terms
-from wassail.report.population import DEFINITIONS as POPULATION_DEFINITIONS
-from wassail.report.population import advice, terminal_table
+from wassail.report.landmarks import LEAD, landmarks_table
+from wassail.report.others import figures
+from wassail.report.population import advice
 from wassail.threat import Threat, box_text, ceil_percent, floor_percent, show
 from wassail.writing import printable
 from wassail.zoo.classes import classes_text
@@ -26,20 +23,7 @@ from wassail.zoo.classes import classes_text
 WIDEST = 400  # characters of a line
 LEGEND = """\
 In %. Over all distributions within Wasserstein-p distance eps of the data. certified: proved, at
-least this; attacked: found, at most this; the truth lies between. --explain says more."""
-DEFINITIONS = """\
-Omega_p: all distributions within Wasserstein-p distance eps of the data; at order inf every sample
-may move by eps.
-attacked: mass of the adversarial distribution that is {kept}, rounded up;
-{tie}. Lower = stronger. WDA moves the share 1/kappa of every sample by up to kappa^(1/p) eps.
-WDA++, nearest and other attacks for the nearest flip spend the budget on the nearest flips first;
-nearest is our engine, WDA++ the paper's. W-PGD moves all samples at once. Attacks with a ball for
-every sample (APGD, AutoAttack, A3, ...) answer Omega_inf; pooled, their flips serve all.
-certified: proved. Every distribution in Omega_p(eps) has at least this {share}, because no point
-within a sample's radius is {wrong}; rounded down. The truth lies between the two.
-95 %: interval for all inputs that the samples were drawn from; its coverage is guaranteed.
-50 % at eps: the {share} falls to one half somewhere between these two budgets.
-F + B: forward and backward passes, mean per sample that was correct to begin with."""
+least this; attacked: found, at most this; the truth lies between. The glossary says more."""
 
 
 def console() -> Any:
@@ -49,13 +33,8 @@ def console() -> Any:
     return Console(highlight=False, soft_wrap=True, width=WIDEST)
 
 
-def print_evaluation(run: Evaluation, explain: bool = False) -> None:
-    """Everything a person wants to see at the end of a run, the headline first.
-
-    Args:
-        run: the evaluation.
-        explain: whether the words are defined at length, and sampling has a table of its own.
-    """
+def print_evaluation(run: Evaluation) -> None:
+    """Everything a person wants to see at the end of a run, the headline first."""
     out = console()
     out.print(f"[dim]{_plain(where(run))}[/dim]")
     out.print(f"[bold]{_plain(run.headline)}[/bold] (clean {100 * run.clean:.2f} %{_error(run)})")
@@ -63,17 +42,9 @@ def print_evaluation(run: Evaluation, explain: bool = False) -> None:
     out.print(_results(run))
     if run.radii is not None:
         out.print(_plain(_radii(run)))
-    words = run.words
-    told = DEFINITIONS.format(share=words.share, kept=words.kept, wrong=words.wrong, tie=words.tie)
-    out.print(_plain(told if explain else LEGEND))
-    sentence = population_sentence(run)
-    if explain and sentence is not None:
-        out.print(terminal_table(run, table_of))
-        out.print(POPULATION_DEFINITIONS)
-    if explain and run.others and len(run):
-        out.print(f"{_plain(terms(run))}\n{OTHERS_DEFINITIONS}")
+    out.print(LEGEND)
     named = classes_text(run.classes, run.info.get("data") or {})
-    more = (named, *conditions(run), sentence, advice(run))
+    more = (named, *conditions(run), population_sentence(run), advice(run))
     for text in (*more, run.others_sentence, others_population(run)):
         if text is not None:
             out.print(_plain(text))
@@ -117,9 +88,14 @@ def _error(run: Evaluation) -> str:
 
 
 def print_landmarks(run: Evaluation) -> None:
-    """Known shifts, their eps and the accuracy under them."""
+    """Known shifts, their eps and the accuracy under them, as on the page."""
     out = console()
-    out.print(landmarks_table(run, table_of))
+    table = landmarks_table(run)
+    first, *rest = map(str, table.heads)
+    shown = table_of(first, None, tuple(rest))
+    for row in table.rows:
+        shown.add_row(*(_plain(str(cell.text).replace("\u00a0", " ")) for cell in row))
+    out.print(shown)
     out.print(LEAD)
 
 

@@ -164,9 +164,5 @@ def attack_smoothed(
             report(0.5 + 0.5 * (k + 1) / len(ways))
     lengths = [distances_between(points, x, 2.0).double().cpu() for points in ways]
     return SmoothedAttack(
-        torch.stack(lengths, 1),
-        torch.stack(highs, 1),
-        torch.stack(ways, 1),
-        votes.draws,
-        level,
+        torch.stack(lengths, 1), torch.stack(highs, 1), torch.stack(ways, 1), votes.draws, level
     )

@@ -39,9 +39,7 @@ class Draws:
     def part(self, start: int, stop: int) -> Draws:
         """Those of the samples start..stop - 1.
 
-        Args:
-            start: place of the first sample.
-            stop: place behind the last.
+        start: place of the first sample; stop: place behind the last.
         """
         return replace(self, keys=self.keys[start:stop])
 
@@ -113,8 +111,7 @@ def count_here(
 def checked_draws(draws: int) -> int:
     """A number of draws, or one sentence.
 
-    Args:
-        draws: as it was asked for.
+    draws: as it was asked for.
     """
     if isinstance(draws, bool) or not isinstance(draws, int) or draws < BLOCK or draws % BLOCK:
         raise InputError(f"draws is {draws!r}: give a multiple of {BLOCK}, for example 1000.")
@@ -126,9 +123,7 @@ def keys_of(x: Tensor, seed: int) -> list[str]:
 
     Equal samples get draws of their own, since limits on the mean need independent draws.
 
-    Args:
-        x: samples, `(N, *shape)`.
-        seed: of all draws.
+    x: samples, `(N, *shape)`.
     """
     seen: dict[int, int] = {}
     keys = []
@@ -145,9 +140,7 @@ def generator(key: str, block: int) -> np.random.Generator:
     Its key has 128 bits, so no two blocks share their draws. (The generators of torch look at 32
     bits of their seed: among 100,000 blocks one pair would be equal.)
 
-    Args:
-        key: of the sample.
-        block: number of the block.
+    block: number of the block.
     """
     digest = hashlib.sha256(f"{key} {block}".encode()).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))

@@ -56,10 +56,7 @@ class Region:
 def grouped(low: Array, high: Array, mean: float) -> Region:
     """The region of N samples; those with the same limits are one group.
 
-    Args:
-        low: lower limits, `(N,)`.
-        high: upper limits, `(N,)`.
-        mean: lower limit on the mean.
+    low: lower limits, `(N,)`; high: upper limits, `(N,)`; mean: lower limit on the mean.
     """
     pairs, counts = np.unique(np.stack([low, high], 1), axis=0, return_counts=True)
     return Region(pairs[:, 0], pairs[:, 1], counts / len(low), mean)
@@ -68,10 +65,8 @@ def grouped(low: Array, high: Array, mean: float) -> Region:
 def shifted(low: Array, shift: float, mean: float) -> Region:
     """The region of a population: the mass `shift` of the samples with the largest limits has 0.
 
-    Args:
-        low: lower limits of N samples, `(N,)`.
-        shift: share that is taken from the top, 0 to 1.
-        mean: lower limit on the mean of the population.
+    low: lower limits of N samples, `(N,)`; shift: share that is taken from the top, 0 to 1; mean:
+    lower limit on the mean of the population.
     """
     values, counts = np.unique(low, return_counts=True)
     ends = np.minimum(np.cumsum(counts) / len(low), 1 - shift)
@@ -82,10 +77,8 @@ def shifted(low: Array, shift: float, mean: float) -> Region:
 def kumar(mean: float, eps: float, sigma: float) -> float:
     """The single curve of Kumar, Levine and Feizi (2022): at least so much stays right.
 
-    Args:
-        mean: lower limit on the mean probability.
-        eps: budget of order 1 or higher.
-        sigma: standard deviation of the noise.
+    mean: lower limit on the mean probability; eps: budget of order 1 or higher; sigma: standard
+    deviation of the noise.
     """
     return max(mean - math.erf(eps / (2 * math.sqrt(2) * sigma)) - SLACK, 0.0)
 

@@ -78,6 +78,12 @@ class Smoothed(nn.Module):
     the class of one draw. Certificates are for these, not for the model inside. Called as a module
     it gives the logarithm of the average softmax over a few fixed draws, which attacks can follow.
 
+    >>> import wassail as ws
+    >>> model, (x, y) = ws.zoo.load("digits-cnn-adv"), ws.zoo.data("digits")
+    >>> proof = ws.smoothed(model, sigma=0.1, draws=200).certify(x[:20], y[:20])
+    >>> bool(proof.accuracy(0.05) >= proof.kumar(0.05) > 0)
+    True
+
     Args:
         model: callable from a batch `(n, *shape)` to logits `(n, K)`.
         sigma: standard deviation of the noise, in units of the input.
@@ -87,12 +93,7 @@ class Smoothed(nn.Module):
     """
 
     def __init__(
-        self,
-        model: Model,
-        sigma: Number,
-        draws: int = 1000,
-        seed: int = 0,
-        average: int = AVERAGE,
+        self, model: Model, sigma: Number, draws: int = 1000, seed: int = 0, average: int = AVERAGE
     ) -> None:
         super().__init__()
         self.sigma = number(sigma, "sigma")
@@ -214,29 +215,8 @@ class Smoothed(nn.Module):
         return self.votes(x, y, None, None, batch_size, progress).certificate(confidence)
 
 
-def smoothed(
-    model: Model,
-    sigma: Number,
-    draws: int = 1000,
-    seed: int = 0,
-    average: int = AVERAGE,
-) -> Smoothed:
-    """The model under Gaussian noise, which can be certified whatever its size.
-
-    >>> import wassail as ws
-    >>> model, (x, y) = ws.zoo.load("digits-cnn-adv"), ws.zoo.data("digits")
-    >>> proof = ws.smoothed(model, sigma=0.1, draws=200).certify(x[:20], y[:20])
-    >>> bool(proof.accuracy(0.05) >= proof.kumar(0.05) > 0)
-    True
-
-    Args:
-        model: callable from a batch `(n, *shape)` to logits `(n, K)`.
-        sigma: standard deviation of the noise, in units of the input.
-        draws: draws of each sample, a multiple of 100; default 1000.
-        seed: of all draws; default 0.
-        average: draws that the logits for attacks are averaged over; default 16.
-    """
-    return Smoothed(model, sigma, draws, seed, average)
+smoothed = Smoothed
+"""The class `Smoothed`: `ws.smoothed(model, sigma)` makes a smoothed model."""
 
 
 def _resumed(
@@ -255,10 +235,7 @@ def _resumed(
 def sample_digest(x: Tensor, y: Tensor, seed: int) -> str:
     """What tells these samples and labels, in this order and with this seed, from others.
 
-    Args:
-        x: samples, `(N, *shape)`.
-        y: labels, `(N,)`.
-        seed: of the draws.
+    x: samples, `(N, *shape)`; y: labels, `(N,)`.
     """
     return _digest([*keys_of(x, seed), *map(str, y.tolist())])
 

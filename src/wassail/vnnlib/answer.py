@@ -38,8 +38,7 @@ class Answer:
     def counterexample(self, property_: UnsafeSet) -> str:
         """The counterexample in the format of the competitions; "" without one.
 
-        Args:
-            property_: what it is a counterexample of.
+        property_: what it is a counterexample of.
         """
         if self.point is None or self.outputs is None:
             return ""

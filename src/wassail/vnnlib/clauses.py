@@ -85,9 +85,7 @@ class UnsafeSet:
     def violated(self, points: Tensor, outputs: Tensor) -> Tensor:
         """Which points are counterexamples, `(m, n), (m, K) -> (m,)` bool.
 
-        Args:
-            points: inputs, flat, in float64.
-            outputs: of a network there.
+        points: inputs, flat, in float64; outputs: of a network there.
         """
         found = torch.zeros(len(points), dtype=torch.bool)
         for part in self.parts:

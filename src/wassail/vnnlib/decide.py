@@ -48,12 +48,8 @@ def decide(
 ) -> Answer:
     """The verdict on a property, as `Property.decide` describes it.
 
-    Args:
-        property_: boxes and clauses.
-        model: module, ONNX file, or a network that was opened before and stays open.
-        time_limit: seconds, or None.
-        effort: seconds of one core, counted in operations, or None.
-        seed: of random starts.
+    model: module, ONNX file, or a network that was opened before and stays open; time_limit:
+    seconds, or None; effort: seconds of one core, counted in operations, or None.
     """
     began = clock.now()
     limit = None if time_limit is None else parse_seconds(time_limit)
@@ -81,12 +77,7 @@ class _Decision:
     """One property of one network, and what is known so far."""
 
     def __init__(
-        self,
-        property_: UnsafeSet,
-        network: Network,
-        limit: float | None,
-        work: float,
-        seed: int,
+        self, property_: UnsafeSet, network: Network, limit: float | None, work: float, seed: int
     ) -> None:
         self.property = property_
         self.seed = seed

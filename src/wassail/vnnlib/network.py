@@ -74,8 +74,7 @@ class Network:
     def check(self, property_: UnsafeSet) -> None:
         """Refuse a property that is not about this network.
 
-        Args:
-            property_: with its inputs and outputs.
+        property_: with its inputs and outputs.
         """
         count = torch.Size(self.shape).numel()
         if count != property_.inputs:
@@ -109,8 +108,7 @@ class Judge:
         """The first of some points that is a counterexample in every arithmetic, with the outputs
         there and the arithmetics; None if none is.
 
-        Args:
-            points: float64 `(P, n)`, in the boxes.
+        points: float64 `(P, n)`, in the boxes.
         """
         # A point that float32 holds is the same one for every runtime.
         points = torch.cat([points.float().double(), points])[: 2 * CALLS * ASKED]

@@ -23,11 +23,7 @@ MOST_NUMBERS = 10**8  # of all boxes and rows together
 
 
 def compressed(path: Path) -> bool:
-    """Whether a file is one of gzip.
-
-    Args:
-        path: of the file.
-    """
+    """Whether a file is one of gzip."""
     regular(path, "a file")
     with path.open("rb") as file:
         return file.read(2) == b"\x1f\x8b"
@@ -36,9 +32,7 @@ def compressed(path: Path) -> bool:
 def content(path: str | Path, largest: int = LARGEST) -> bytes:
     """The bytes of a file, unpacked if it is compressed.
 
-    Args:
-        path: of the file.
-        largest: bytes that are taken.
+    largest: bytes that are taken.
     """
     path = Path(path)
     try:
@@ -52,11 +46,7 @@ def content(path: str | Path, largest: int = LARGEST) -> bytes:
 
 
 def read_property(path: str | Path) -> UnsafeSet:
-    """The property in a VNN-LIB file, version 1.0 or 2.0, also compressed.
-
-    Args:
-        path: of the file.
-    """
+    """The property in a VNN-LIB file, version 1.0 or 2.0, also compressed."""
     try:
         return property_of(parse(content(path).decode("ascii", "replace")))
     except InputError as error:
@@ -64,11 +54,7 @@ def read_property(path: str | Path) -> UnsafeSet:
 
 
 def property_of(query: Query) -> UnsafeSet:
-    """The property that a file's formulas describe.
-
-    Args:
-        query: what was parsed.
-    """
+    """The property that a file's formulas describe."""
     if _count(All(tuple(query.formulas))) > MOST_CASES:
         raise InputError(
             f"AND and OR multiply to more than {MOST_CASES} cases: split the property."
@@ -243,9 +229,7 @@ class _Cases:
         offsets = [_real(-atom.constant, atom.line) for atom in atoms]
         strict = [atom.strict for atom in atoms]
         return Clause(
-            rows,
-            torch.tensor(offsets, dtype=torch.float64),
-            torch.tensor(strict, dtype=torch.bool),
+            rows, torch.tensor(offsets, dtype=torch.float64), torch.tensor(strict, dtype=torch.bool)
         )
 
 

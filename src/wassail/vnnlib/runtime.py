@@ -34,8 +34,7 @@ class Runtime:
         """Outputs at flat points, or None where onnxruntime is not installed or cannot run the
         file.
 
-        Args:
-            points: inputs in row-major order.
+        points: inputs in row-major order.
         """
         if not self.usable:
             return None
@@ -81,9 +80,7 @@ class Runtime:
 def outputs_of(file: Path, points: list[list[float]]) -> list[list[float]] | None:
     """Outputs at flat points of one call, or None as `Runtime.outputs`.
 
-    Args:
-        file: the network, not compressed.
-        points: inputs in row-major order.
+    file: the network, not compressed; points: inputs in row-major order.
     """
     with closing(Runtime(file)) as runtime:
         return runtime.outputs(points)

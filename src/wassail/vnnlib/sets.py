@@ -80,11 +80,7 @@ def read_instances(path: str | Path) -> list[Instance]:
 
 
 def read_results(folder: Path) -> list[Result]:
-    """What is done already in a folder.
-
-    Args:
-        folder: of results.
-    """
+    """What is done already in a folder."""
     path = folder / RESULTS
     if not path.exists():
         return []
@@ -202,11 +198,7 @@ def _write(folder: Path, results: Sequence[Result]) -> None:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """How many were decided, by what, and in how many seconds.
-
-    Args:
-        results: of a set.
-    """
+    """How many were decided, by what, and in how many seconds."""
     counts = Counter(result.status for result in results)
     solved = [result for result in results if result.status != "unknown"]
     by = Counter(result.by for result in solved)
@@ -221,11 +213,7 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def draw_solved(results: Sequence[Result]) -> Figure:
-    """Solved instances against the seconds for one of them.
-
-    Args:
-        results: of a set.
-    """
+    """Solved instances against the seconds for one of them."""
     from wassail.plots import figure_of
 
     figure = figure_of(6.0, 3.6)
@@ -247,12 +235,7 @@ def draw_solved(results: Sequence[Result]) -> Figure:
 
 
 def write_plot(folder: Path, results: Sequence[Result]) -> Path:
-    """`solved.png` in a folder.
-
-    Args:
-        folder: of the results.
-        results: of a set.
-    """
+    """`solved.png` in a folder."""
     figure = draw_solved(results)
     path = folder / "solved.png"
     with saving(path) as picture:

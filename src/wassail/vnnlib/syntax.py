@@ -288,11 +288,7 @@ class _Reading:
 
 
 def parse(text: str) -> Query:
-    """The declarations and formulas of a file, or an `InputError` that names the line.
-
-    Args:
-        text: of the file.
-    """
+    """The declarations and formulas of a file, or an `InputError` that names the line."""
     try:
         parser, reading = _parser()
         with READING:

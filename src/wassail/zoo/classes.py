@@ -67,10 +67,8 @@ def classes_text(
 ) -> str | None:
     """The number of each name in words; None where the names are the numbers, or there are none.
 
-    Args:
-        classes: names of classes, each at its number.
-        about: what is recorded of the data, among it where the order comes from.
-        most: so many are named.
+    classes: names of classes, each at its number; about: what is recorded of the data, among it
+    where the order comes from; most: so many are named.
     """
     if not classes or all(name == str(number) for number, name in enumerate(classes)):
         return None
@@ -85,8 +83,7 @@ def classes_text(
 def numbers_of(classes: Sequence[str] | None) -> dict[str, int] | None:
     """The number of each name, for a record; None where there are no names.
 
-    Args:
-        classes: names of classes, each at its number.
+    classes: names of classes, each at its number.
     """
     return None if classes is None else {name: number for number, name in enumerate(classes)}
 

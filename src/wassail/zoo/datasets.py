@@ -65,7 +65,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Data", "open_data"]
 
-
 FILES: dict[str, Callable[[Path, int | None], Table]] = {
     ".npz": read_npz,
     ".safetensors": read_safetensors,
@@ -116,16 +115,11 @@ def open_data(
 
 
 def _named(
-    name: str,
-    n: int | None,
-    ids: str | Path | None,
-    preprocessing: str | None,
-    targets: Targets,
+    name: str, n: int | None, ids: str | Path | None, preprocessing: str | None, targets: Targets
 ) -> Data:
     path = Path(name)
-    own = (
-        factory.is_call(name) and not path.exists() and not name.startswith("hf:")
-    )  # errors of the user's code stay as they are
+    # Errors of the user's code stay as they are.
+    own = factory.is_call(name) and not path.exists() and not name.startswith("hf:")
     with contextlib.nullcontext() if own else reading(name):
         if targets == CLASSES:
             found = _opened(name, path, n, ids, preprocessing)
@@ -247,9 +241,8 @@ def _given(source: Any, name: str, n: int | None, targets: Targets) -> Data:
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         info = {"source": "dataset", "class": type(source).__name__}
         items = ItemData(name, source.__getitem__, len(source), info, _classes(source))
-        some = range(
-            0, len(items), max(len(items) // 32, 1)
-        )  # all of them could take as long as the evaluation
+        # All of them could take as long as the evaluation.
+        some = range(0, len(items), max(len(items) // 32, 1))
         items.info = {**items.info, "samples": len(items), "sha256 of some": _digest(items, some)}
         return items
     raise InputError(

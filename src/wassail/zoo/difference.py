@@ -14,8 +14,6 @@ from wassail.errors import InputError
 
 # agreement with onnxruntime, relative to the largest logit: fine below, refused above
 CLOSE = 1e-4
-
-
 FAR = 1e-2
 
 

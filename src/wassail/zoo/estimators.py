@@ -17,15 +17,9 @@ from torch import Tensor, nn
 from wassail.errors import InputError
 
 LINEAR = (
-    "LogisticRegression",
-    "LogisticRegressionCV",
-    "LinearSVC",
-    "SGDClassifier",
-    "RidgeClassifier",
-    "RidgeClassifierCV",
-    "Perceptron",
-    "PassiveAggressiveClassifier",
-    "LinearDiscriminantAnalysis",
+    *("LogisticRegression", "LogisticRegressionCV", "LinearSVC", "SGDClassifier"),
+    *("RidgeClassifier", "RidgeClassifierCV", "Perceptron"),
+    *("PassiveAggressiveClassifier", "LinearDiscriminantAnalysis"),
 )
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "identity": nn.Identity,
@@ -33,7 +27,6 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
     "logistic": nn.Sigmoid,
 }
-
 
 LEAD = 1e-6  # of the class that is predicted, where probabilities do not give it one
 
@@ -65,8 +58,7 @@ class Unseen(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Scores `(n, K)` in float64; zero gradients.
 
-        Args:
-            x: features, `(n, F)`.
+        x: features, `(n, F)`.
         """
         rows = x.detach().cpu().double().numpy()
         classes = np.asarray(self.estimator.classes_)

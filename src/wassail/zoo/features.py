@@ -187,10 +187,7 @@ class Features:
 def refuse_one_hot(x: Tensor, names: Sequence[str], free: Tensor) -> None:
     """Refuse columns of zeros and ones of which exactly one is 1, if they may move.
 
-    Args:
-        x: samples `(N, F)`.
-        names: of the features.
-        free: bool `(F,)`, which may move.
+    x: samples `(N, F)`; free: bool `(F,)`, which may move.
     """
     binary = ((x == 0) | (x == 1)).all(0) & free
     some = binary.nonzero()[:, 0].tolist()
@@ -266,10 +263,8 @@ def own_boxes(model: Model, x: Tensor, domain: Domain) -> Domain:
     """The box of each feature of each sample in which a search or a proof may move, where some
     features may not: those are frozen. For a model without such features the domain as it is.
 
-    Args:
-        model: perhaps made by `Features.model`.
-        x: samples in its variable, `(N, F)`.
-        domain: the one box of all features.
+    model: perhaps made by `Features.model`; x: samples in its variable, `(N, F)`; domain: the one
+    box of all features.
     """
     held = getattr(model, "held", None)
     if not isinstance(model, Rescaled) or not isinstance(held, Tensor) or not bool(held.any()):
@@ -283,10 +278,7 @@ def own_boxes(model: Model, x: Tensor, domain: Domain) -> Domain:
 def in_boxes(source: Source, data: Data, box: Boxes) -> tuple[Source, Data, tuple[float, float]]:
     """A model, data and the domain in the variable in which all features have one box.
 
-    Args:
-        source: the model, on features in original units.
-        data: samples `(N, F)` in original units.
-        box: of each feature.
+    source: the model, on features in original units; data: samples `(N, F)` in original units.
     """
     if len(data.shape) != 1:
         raise InputError(
@@ -321,10 +313,8 @@ def in_boxes(source: Source, data: Data, box: Boxes) -> tuple[Source, Data, tupl
 def with_held(data: Data, domain: Domain, immutable: Sequence[int | str]) -> Boxes:
     """The boxes of the features with some that may not move.
 
-    Args:
-        data: samples `(N, F)`, perhaps with names of the features.
-        domain: one box for all of them, or a box for each.
-        immutable: names or places of those that may not move.
+    data: samples `(N, F)`, perhaps with names of the features; domain: one box for all of them, or
+    a box for each; immutable: names or places of those that may not move.
     """
     if len(data.shape) != 1:
         raise InputError(
@@ -370,8 +360,7 @@ def _feature(one: int | str, names: Sequence[str], size: int) -> int:
 def features_of(about: Mapping[str, Any]) -> Features:
     """The boxes and units that a run records of its data.
 
-    Args:
-        about: with `low`, `high` and `scale`, perhaps `features` and `fixed`.
+    about: with `low`, `high` and `scale`, perhaps `features` and `fixed`.
     """
     try:
         low, high, scale = (

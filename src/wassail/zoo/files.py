@@ -31,20 +31,10 @@ from wassail.zoo.pickles import LIMIT, REST, restricted_unpickle
 from wassail.zoo.weights import regular, sha256
 
 RATIO = 200  # images compress ten times or so; DEFLATE cannot exceed 1032
-
-
 _SAMPLES = ("x", "images")
-
-
 _LABELS = ("y", "labels")
-
-
 NAMES_BYTES = 1 << 24  # of the names of features
-
-
 _NAMES = ("features", "feature_names", "names", "columns")
-
-
 CLASS_NAMES = "class names"  # what a run records of the order in which names were numbered
 ALPHABETICAL = "in alphabetical order"
 
@@ -89,9 +79,8 @@ def reading(name: str | Path) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (
-        Exception
-    ) as error:  # zlib, zipfile, tokenize, struct and others each raise errors of their own
+    except Exception as error:
+        # Zlib, zipfile, tokenize, struct and others each raise errors of their own.
         text = str(getattr(error, "strerror", None) or error) or type(error).__name__
         raise InputError(
             f"cannot read data from {str(name)!r}: {text.splitlines()[0].rstrip('.')}."
@@ -102,10 +91,8 @@ def one_label_each(name: object, samples: int, labels: int) -> None:
     """Refuse data with another number of labels than samples, also where only the first ones of
     both are read.
 
-    Args:
-        name: of the file or the data.
-        samples: how many there are in all.
-        labels: how many there are in all.
+    name: of the file or the data; samples: how many there are in all; labels: how many there are in
+    all.
     """
     if samples != labels:
         raise InputError(
@@ -121,11 +108,10 @@ def read_npz(path: Path, n: int | None = None) -> Table:
     with the table.
     """
     regular(path, "data")
-    with reading(path), zipfile.ZipFile(path) as archive:
-        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+    with reading(path), _opened(path) as (archive, members):
         keys = _both(path, members)
-        x, y = (_member(path, archive, members[key], n) for key in keys)
-        one_label_each(path, *(_rows(path, archive, members[key]) for key in keys))
+        (x, samples), (y, labels) = (_member(path, archive, members[key], n) for key in keys)
+        one_label_each(path, samples, labels)
         key = next((key for key in _NAMES if key in members), None)
         names = None if key is None else _names(archive, members[key], x.shape)
     info = {"source": "npz", "files": {path.name: sha256(path)}, "arrays": keys}
@@ -145,17 +131,14 @@ def _both(path: Path, names: Iterable[str]) -> list[str]:
 def read_array(path: Path, names: Iterable[str]) -> Any:
     """The array of an `.npz` file that has the first of these names, or the file's first array.
 
-    Args:
-        path: the file.
-        names: in the order in which they are looked for.
+    names: in the order in which they are looked for.
     """
     regular(path, "points")
-    with zipfile.ZipFile(path) as archive:
-        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+    with _opened(path) as (archive, members):
         if not members:
             raise InputError(f"{str(path)!r} has no arrays: save one with numpy.savez.")
         key = next((name for name in names if name in members), next(iter(members)))
-        return _member(path, archive, members[key], None)
+        return _member(path, archive, members[key], None)[0]
 
 
 def small_arrays(path: Path, names: Iterable[str], most: int) -> dict[str, np.ndarray]:
@@ -166,18 +149,22 @@ def small_arrays(path: Path, names: Iterable[str], most: int) -> dict[str, np.nd
         names: of the arrays that are wanted; those that are not there are left out.
         most: bytes of one array, unpacked.
     """
-    with zipfile.ZipFile(path) as archive:
-        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        found = {}
-        for name in names:
-            if name in members:
-                info = members[name]
-                with archive.open(info) as file:
-                    data = file.read(most + 1)
-                if len(data) > most or info.file_size > most:
-                    raise InputError(f"{name} in {str(path)!r} has more than {most:,} bytes.")
-                found[name] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    found = {}
+    with _opened(path) as (archive, members):
+        for name in filter(members.__contains__, names):
+            with archive.open(members[name]) as file:
+                data = file.read(most + 1)
+            if len(data) > most or members[name].file_size > most:
+                raise InputError(f"{name} in {str(path)!r} has more than {most:,} bytes.")
+            found[name] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
     return found
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
+    """An `.npz` file and its members by name."""
+    with zipfile.ZipFile(path) as archive:
+        yield archive, {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
 
 
 def _names(
@@ -196,13 +183,10 @@ def _names(
     return [str(name) for name in found]
 
 
-def _rows(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
-    """How many rows an array in an archive has."""
-    with archive.open(info) as file:
-        return _header(file, f"{info.filename} in {path}")[0][0]
-
-
-def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, n: int | None) -> Any:
+def _member(
+    path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, n: int | None
+) -> tuple[Any, int]:
+    """The first n rows of an array, and how many it has."""
     name = f"{info.filename} in {path}"
     with archive.open(info) as file:
         shape, fortran, dtype = _header(file, name)
@@ -218,9 +202,8 @@ def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, n: int 
                 f"{name} is stored column by column: save it with numpy.ascontiguousarray."
             )
         if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1:
-            with open(
-                path, "rb"
-            ) as raw:  # the local header may be longer than the one in the directory
+            # The local header may be longer than the one in the directory.
+            with open(path, "rb") as raw:
                 raw.seek(info.header_offset)
                 fixed = raw.read(30)
                 if fixed[:4] != b"PK\x03\x04":
@@ -229,14 +212,14 @@ def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, n: int 
             if skip + size > path.stat().st_size:
                 raise InputError(f"{name} ends after the end of the file: the file is damaged.")
             drain(file, size)
-            return _map(path, dtype, shape, skip)[:n]
+            return _map(path, dtype, shape, skip)[:n], shape[0]
         rows = shape[0] if n is None else min(n, shape[0])
         wanted = rows * math.prod(shape[1:]) * dtype.itemsize
         refuse_bomb(name, wanted, max(info.compress_size, 1))
         unpacked = spool(file, dtype, (rows, *shape[1:]), wanted, name)
         if size - wanted <= REST:
             drain(file, size - wanted)
-        return unpacked
+        return unpacked, shape[0]
 
 
 def drain(file: IO[bytes], left: int) -> None:
@@ -489,9 +472,8 @@ def read_cifar(folder: Path, cifar: _Cifar, n: int | None = None) -> Table:
             classes = None
             if names.is_file():
                 classes = tuple(read_small(names, MAX_TEXT, "names of classes").decode().split())
-            return Table(
-                _Columns(rows, cifar.prefix), np.array(rows[:, cifar.prefix - 1]), info, classes
-            )
+            pixels = rows[:, cifar.prefix :].reshape(-1, 3, 32, 32)  # a view: nothing is read
+            return Table(pixels, np.array(rows[:, cifar.prefix - 1]), info, classes)
     with reading(test):
         batch = restricted_unpickle(test)
         pixels = _entry(batch, "data", test)
@@ -525,20 +507,6 @@ def read_cifar(folder: Path, cifar: _Cifar, n: int | None = None) -> Table:
                 e.decode("utf-8", "replace") if isinstance(e, bytes) else e for e in entries
             )
     return Table(pixels[:n].reshape(-1, 3, 32, 32), kept, info, classes)
-
-
-class _Columns:
-    """Images `(N, 3, 32, 32)` in rows that start with labels."""
-
-    dtype = np.dtype(np.uint8)
-
-    def __init__(self, rows: Any, prefix: int) -> None:
-        self._rows = rows
-        self._prefix = prefix
-        self.shape = (len(rows), 3, 32, 32)
-
-    def __getitem__(self, index: slice) -> Any:
-        return np.asarray(self._rows[index])[:, self._prefix :].reshape(-1, 3, 32, 32)
 
 
 def _entry(batch: Any, key: str, path: Path) -> Any:

@@ -15,8 +15,6 @@ from wassail.zoo.source import first_line
 from wassail.zoo.weights import fill, load_tensors, refuse_html, sha256, weights_only
 
 _BOARDS = ("cifar10", "cifar100", "imagenet")
-
-
 _THREATS = ("Linf", "L2", "corruptions")
 
 
@@ -150,9 +148,8 @@ def open_huggingface(
     except Exception as error:
         raise InputError(
             f"transformers could not load the image classifier {rest!r} ({first_line(error)}): "
-            "give "
-            "a local folder that "
-            "save_pretrained wrote, or a name that is in the cache or can be downloaded."
+            "give a local folder that save_pretrained wrote, or a name that is in the cache or can "
+            "be downloaded."
         ) from error
     if mean is None and std is None:
         mean, std = _processor(name, rest)
@@ -176,8 +173,7 @@ def _processor(name: str, rest: str) -> tuple[Any, Any]:
     except Exception as error:
         raise InputError(
             f"{name!r} has no preprocessor_config.json ({first_line(error)}): give --mean and "
-            "--std "
-            "(0 and 1 for none)."
+            "--std (0 and 1 for none)."
         ) from error
     if config.get("include_top"):  # EfficientNet's processor divides by the deviation twice
         raise InputError(
@@ -230,9 +226,8 @@ def library_versions(*packages: str) -> dict[str, str]:
     for package in packages:
         try:
             found[package] = metadata.version(package)
-        except (
-            metadata.PackageNotFoundError
-        ):  # a library that was put on the path without its metadata
+        except metadata.PackageNotFoundError:
+            # A library that was put on the path without its metadata.
             found[package] = str(
                 getattr(importlib.import_module(package), "__version__", "unknown")
             )

@@ -19,25 +19,10 @@ from wassail.zoo.files import ALPHABETICAL, CLASS_NAMES, reading
 from wassail.zoo.samples import ItemData
 from wassail.zoo.weights import regular, sha256
 
-EXTENSIONS = (
-    ".jpg",
-    ".jpeg",
-    ".png",
-    ".ppm",
-    ".bmp",
-    ".pgm",
-    ".tif",
-    ".tiff",
-    ".webp",
-)  # torchvision's
-FORMATS = (
-    "JPEG",
-    "PNG",
-    "PPM",
-    "BMP",
-    "TIFF",
-    "WEBP",
-)  # those of the extensions: others start programs (PostScript)
+# Torchvision's.
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+# Those of the extensions: others start programs (PostScript).
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 PIXELS = 1 << 25  # of an image, packed or resized
 # of a progressive JPEG, which has ten or so: each goes over all pixels, and takes 14 bytes of the
 # file
@@ -64,8 +49,7 @@ class Preprocessing:
         if match is None:
             raise InputError(
                 f"unknown preprocessing {name!r}: known are ResN, CropN, ResNCropM and "
-                "BicubicResNCropM, as in Res256Crop224, "
-                "each perhaps with Gray behind it."
+                "BicubicResNCropM, as in Res256Crop224, each perhaps with Gray behind it."
             )
         self.name = name
         self.gray = match["gray"] is not None
@@ -93,9 +77,8 @@ class Preprocessing:
         if self.resize is not None:
             wide, high = image.size
             size = (self.resize, self.resize)
-            if (
-                self.crop is not None
-            ):  # the shorter side; the longer one rounded down, as torchvision does
+            # The shorter side; the longer one rounded down, as torchvision does.
+            if self.crop is not None:
                 short = min(wide, high)
                 size = (int(self.resize * wide / short), int(self.resize * high / short))
             if size[0] * size[1] > PIXELS:
@@ -268,9 +251,7 @@ def _digest(root: Path, files: list[str]) -> str:
 def open_image(file: Any, name: str) -> Any:
     """The Pillow image in a file, decoded; only the formats that are promised are tried.
 
-    Args:
-        file: a path, or a file that is open.
-        name: for the sentence when it fails.
+    file: a path, or a file that is open; name: for the sentence when it fails.
     """
     try:
         from PIL import Image
@@ -293,9 +274,8 @@ def open_image(file: Any, name: str) -> Any:
                     _check_scans(image.fp)
                 image.load()
                 return image.copy()
-    except (
-        Exception
-    ) as error:  # Pillow's decoders raise whatever a broken file makes them stumble over
+    except Exception as error:
+        # Pillow's decoders raise whatever a broken file makes them stumble over.
         reason = reason_of(error)
         raise InputError(f"cannot read the image {name!r}: {reason}.") from None
 

@@ -38,11 +38,7 @@ from wassail.zoo.source import Logits, Normalized, Source
 from wassail.zoo.weights import fill, fingerprint, regular, sha256
 
 __all__ = ["KINDS", "Logits", "Normalized", "Source", "open_model"]
-
-
 KINDS = ("builtin", "factory", "pt2", "onnx", "robustbench", "timm", "huggingface", "module")
-
-
 _PREFIXES = ("robustbench", "timm", "hf", "huggingface")
 
 

@@ -68,9 +68,8 @@ def load_onnx(
             found = model(torch.full((2, *model.shape), 0.5))
     except InputError:
         raise
-    except (
-        Exception
-    ) as error:  # a damaged or hostile graph can fail anywhere, in torch's operators too
+    except Exception as error:
+        # A damaged or hostile graph can fail anywhere, in torch's operators too.
         raise InputError(
             f"{str(path)!r} is no graph that can be run: {reason_of(error)}; export the model "
             "again."
@@ -144,9 +143,8 @@ class OnnxClassifier(nn.Module):
                     node.outputs, _run(node, [self._value(name, values) for name in node.arguments])
                 )
             )
-            for name in (
-                node.finished
-            ):  # else every activation would stay in memory, even without gradients
+            # Else every activation would stay in memory, even without gradients.
+            for name in node.finished:
                 values.pop(name, None)
         return values[self.logits]
 
@@ -197,8 +195,7 @@ def _specialise(graph: OnnxGraph, path: Path) -> tuple[str, list[OnnxNode], dict
         if node.op not in OPERATORS:
             raise InputError(
                 f"{path} uses the ONNX operator {node.op!r} at node {node.name!r}, which this "
-                "loader does not know: "
-                "export the model without it."
+                "loader does not know: export the model without it."
             )
         try:
             results = _fold(node, values, live)
@@ -348,9 +345,8 @@ def _refuse(node: OnnxNode) -> None:
             raise ValueError(f"its statistics are not one for each of the channels {channels}")
     if node.op in ("Mod", "Div") and node.integer and not any(node.data):
         divisor = node.fixed[1]
-        if divisor is None or not bool(
-            (divisor > 0).all()
-        ):  # the least integer by -1 ends the process on some processors
+        # The least integer by -1 ends the process on some processors.
+        if divisor is None or not bool((divisor > 0).all()):
             raise ValueError("it divides integers by what is not positive")
 
 

@@ -15,11 +15,7 @@ from torch.nn import functional as F
 # numbers that a value of one sample may have: a quarter of a gigabyte in float32
 LARGEST = 1 << 26
 WIDEST = 1 << 16  # a window, a stride or a padding
-
-
 Shape: TypeAlias = "tuple[int, ...]"
-
-
 Statistic: TypeAlias = "float | Sequence[float] | Tensor"
 
 
@@ -36,9 +32,8 @@ class OnnxNode:
     shapes: list[Shape] = field(default_factory=list)  # of the inputs, for a single image
     results: list[Shape] = field(default_factory=list)  # of the outputs, likewise
     data: list[bool] = field(default_factory=list)  # which inputs depend on the image
-    fixed: list[Tensor | None] = field(
-        default_factory=list
-    )  # the constant inputs that are integers or single numbers
+    # The constant inputs that are integers or single numbers.
+    fixed: list[Tensor | None] = field(default_factory=list)
     integer: bool = False  # arithmetic on shapes
     axes: tuple[int, ...] = ()  # along which it works, counted from the front
     shift: int = 0  # 1 where it is applied to (n, *s), 0 where to the rows as they are
@@ -176,25 +171,15 @@ def _gelu(node: OnnxNode, x: Tensor) -> Tensor:
 
 
 def _cast(node: OnnxNode, x: Tensor) -> Tensor:
-    target = {
-        1: torch.float32,
-        10: torch.float32,
-        11: torch.float32,
-        16: torch.float32,
-        6: torch.int32,
-        7: torch.int64,
-    }
-    target[9] = torch.bool
+    target = dict.fromkeys((1, 10, 11, 16), torch.float32)
+    target |= {6: torch.int32, 7: torch.int64, 9: torch.bool}
     if node.get("to", 1) not in target:
         raise ValueError(f"a cast to type {node.get('to', 1)} is not supported")
     dtype = target[node.get("to", 1)]
     if node.data[0] and not dtype.is_floating_point:
         raise ValueError("it rounds values that depend on the image, which have no gradient then")
-    return x.to(
-        dtype
-        # only constants get here in a batch: there a cast is a view, and the module may be in
-        # float64
-    )
+    # Only constants get here in a batch: there a cast is a view, and the module may be in float64.
+    return x.to(dtype)
 
 
 def _expand(node: OnnxNode, x: Tensor) -> Tensor:
@@ -204,9 +189,8 @@ def _expand(node: OnnxNode, x: Tensor) -> Tensor:
     old = node.shapes[0]
     shape = torch.broadcast_shapes(old, target)  # type: ignore[no-untyped-call]
     new = len(shape) - len(old)
-    kept = [
-        -1 if a == b else b for a, b in zip(old, shape[new:])
-    ]  # -1 also where a batch took the place of the one
+    # -1 also where a batch took the place of the one.
+    kept = [-1 if a == b else b for a, b in zip(old, shape[new:])]
     return x.expand(*[-1] * node.shift, *shape[:new], *kept)
 
 
@@ -397,9 +381,8 @@ def _pooling(
         extent = dilation * (width - 1) + 1
         span = size + before + after - extent
         last = -(-span // stride) if node.get("ceil_mode", 0) else span // stride
-        if (
-            last * stride >= size + before
-        ):  # a window that starts in the padding behind the image is left out
+        # A window that starts in the padding behind the image is left out.
+        if last * stride >= size + before:
             last -= 1
         exact.append((before, max(last * stride + extent - size - before, 0)))
     return kernel, strides, dilations, pads, exact

@@ -10,11 +10,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from wassail.errors import InputError
+from wassail.errors import InputError, reason_of
 from wassail.zoo.weights import regular
 
 LIMIT = 64 << 30  # bytes that one array may have
-
 
 REST = (
     1 << 30
@@ -76,7 +75,6 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     ("_codecs", "encode"): _encode,
 }
 
-
 # Numbers, text, bytes, lists, tuples, dicts, the five names above, and the memory of what came
 # before.
 _OPCODES = """
@@ -85,7 +83,6 @@ _OPCODES = """
     EMPTY_LIST LIST APPEND APPENDS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT DICT SETITEM
     SETITEMS GLOBAL STACK_GLOBAL REDUCE BUILD PUT BINPUT LONG_BINPUT GET BINGET LONG_BINGET MEMOIZE
 """
-
 
 _PICKLER: Any = pickle._Unpickler  # in Python: it looks before it stores
 
@@ -199,8 +196,7 @@ def restricted_unpickle(path: Path) -> Any:
     except InputError:
         raise
     except Exception as error:  # damaged pickles fail in every way there is
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise InputError(f"cannot read data from {str(path)!r}: {reason}.") from None
+        raise InputError(f"cannot read data from {str(path)!r}: {reason_of(error)}.") from None
 
 
 def _plain(value: Any) -> Any:

@@ -21,8 +21,7 @@ def read_points(path: str | Path) -> Tensor:
     """The points in a `.pt`, `.safetensors` or `.npz` file: one tensor, or the first of a pair or
     dict.
 
-    Args:
-        path: as AutoAttack and RobustBench save adversarial examples, or foolbox's users.
+    path: as AutoAttack and RobustBench save adversarial examples, or foolbox's users.
     """
     path = Path(path)
     refuse_html(path, "points")

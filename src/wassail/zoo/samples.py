@@ -14,10 +14,8 @@ from wassail.errors import InputError, remedies
 from wassail.network import CHANNELS, Model, as_taken
 from wassail.zoo.files import Table, one_label_each
 
-_KEYS = (
-    ("x", "image", "images"),
-    ("y", "label", "labels"),
-)  # of samples and labels in items that are dicts
+# Of samples and labels in items that are dicts.
+_KEYS = (("x", "image", "images"), ("y", "label", "labels"))
 
 
 class Data(ABC):
@@ -130,9 +128,7 @@ class CastData(Wrapped):
 def for_model(data: Data, model: Model) -> Data:
     """The data in the floating-point type of a model, if it refuses their own.
 
-    Args:
-        data: of any type.
-        model: a callable from a batch to logits.
+    model: a callable from a batch to logits.
     """
     if not len(data):
         return data
@@ -190,9 +186,8 @@ class ItemData(Data):
             if sample.shape != self._raw:
                 raise InputError(
                     f"sample {self.ids(place, place + 1)[0]} of {self.name!r} has shape "
-                    f"{tuple(sample.shape)} and the first "
-                    f"{tuple(self._raw)}: bring them to one size (images in files by a "
-                    "preprocessing such as Res256Crop224)."
+                    f"{tuple(sample.shape)} and the first {tuple(self._raw)}: bring them to one "
+                    "size (images in files by a preprocessing such as Res256Crop224)."
                 )
         return self._change(torch.stack([sample for sample, _ in items])), torch.tensor(
             [label for _, label in items]

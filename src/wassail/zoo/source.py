@@ -61,13 +61,11 @@ class Normalized(nn.Module):
     def _shaped(self, statistic: Tensor, x: Tensor) -> Tensor:
         if not statistic.ndim:
             return statistic
-        if x.ndim < 2 or x.shape[1] != len(
-            statistic
-        ):  # broadcasting would make three channels out of one
+        # Broadcasting would make three channels out of one.
+        if x.ndim < 2 or x.shape[1] != len(statistic):
             raise InputError(
                 f"mean and std have {len(statistic)} numbers but the samples have shape "
-                f"{tuple(x.shape[1:])}: "
-                "give one number, or one for each channel."
+                f"{tuple(x.shape[1:])}: give one number, or one for each channel."
             )
         return statistic.reshape(-1, *[1] * (x.ndim - 2))
 

@@ -42,41 +42,36 @@ def read_csv(path: Path, n: int | None = None, targets: Targets = CLASSES) -> Ta
 
     Labels are class numbers, or names, which are sorted and numbered over the whole file.
 
-    Args:
-        path: a CSV file in UTF-8 with a header.
-        n: the first so many samples (default: all).
-        targets: which columns they are, and of what kind (default: classes in the usual one).
+    path: a CSV file in UTF-8 with a header; n: the first so many samples (default: all); targets:
+    which columns they are, and of what kind (default: classes in the usual one).
     """
     regular(path, "data")
-    csv.field_size_limit(LONGEST)
     rows: list[array[float]] = []
     numbers: list[array[float]] = []
     labels: list[str] = []
-    with open(path, newline="", encoding="utf-8") as file:
-        lines = csv.reader(_lines(file, path))
-        header = [name.strip() for name in next(lines, [])]
-        if len(header) < 2 or len(set(header)) < len(header):
+    lines = _rows(path)
+    header = [name.strip() for name in next(lines, [])]
+    if len(header) < 2 or len(set(header)) < len(header):
+        raise InputError(
+            f"{str(path)!r} needs a first line of names, all different: the features and the label."
+        )
+    places, features = _places(header, targets)
+    for at, line in enumerate(lines, start=2):
+        if not line:
+            continue
+        if len(line) != len(header):
             raise InputError(
-                f"{str(path)!r} needs a first line of names, all different: the features and the "
-                "label."
+                f"line {at} of {str(path)!r} has {len(line)} values for {len(header)} "
+                "names: repair it."
             )
-        places, features = _places(header, targets)
-        for number, line in enumerate(lines, start=2):
-            if not line:
-                continue
-            if len(line) != len(header):
-                raise InputError(
-                    f"line {number} of {str(path)!r} has {len(line)} values for {len(header)} "
-                    "names: repair it."
-                )
-            if targets.numbers and len(rows) == n:
-                break
-            if targets.numbers:
-                numbers.append(array("d", (_value(line[i], number, path) for i in places)))
-            else:
-                labels.append(line[places[0]].strip())
-            if n is None or len(rows) < n:  # the names of the others are numbered, too
-                rows.append(array("d", (_value(line[i], number, path) for i in features)))
+        if targets.numbers and len(rows) == n:
+            break
+        if targets.numbers:
+            numbers.append(array("d", (_value(line[i], at, path) for i in places)))
+        else:
+            labels.append(line[places[0]].strip())
+        if n is None or len(rows) < n:  # the names of the others are numbered, too
+            rows.append(array("d", (_value(line[i], at, path) for i in features)))
     names = [header[i] for i in features]
     x = np.array(rows, dtype=np.float32).reshape(len(rows), len(names))
     info = {"source": "csv", "files": {path.name: sha256(path)}, "features": names}
@@ -92,10 +87,8 @@ def read_csv(path: Path, n: int | None = None, targets: Targets = CLASSES) -> Ta
 def read_parquet(path: Path, n: int | None = None, targets: Targets = CLASSES) -> Table:
     """The same table out of a Parquet file, by pandas and what it reads Parquet with.
 
-    Args:
-        path: a Parquet file.
-        n: the first so many samples (default: all).
-        targets: which columns they are, and of what kind (default: classes in the usual one).
+    n: the first so many samples (default: all); targets: which columns they are, and of what kind
+    (default: classes in the usual one).
     """
     regular(path, "data")
     try:
@@ -112,12 +105,22 @@ def read_parquet(path: Path, n: int | None = None, targets: Targets = CLASSES) -
     return replace(table, info=about)
 
 
-def _lines(file: IO[str], path: Path) -> Iterator[str]:
-    """The lines of a file; one without an end, as a file of holes has, is refused."""
-    while line := file.readline(LINE):
-        if len(line) == LINE:
-            raise InputError(f"a line of {str(path)!r} has {LINE:,} characters or more: repair it.")
-        yield line
+def _rows(path: Path) -> Iterator[list[str]]:
+    """The values of each line of a CSV file; a line without an end, as a file of holes has, is
+    refused.
+    """
+
+    def lines(file: IO[str]) -> Iterator[str]:
+        while line := file.readline(LINE):
+            if len(line) == LINE:
+                raise InputError(
+                    f"a line of {str(path)!r} has {LINE:,} characters or more: repair it."
+                )
+            yield line
+
+    csv.field_size_limit(LONGEST)
+    with open(path, newline="", encoding="utf-8") as file:
+        yield from csv.reader(lines(file))
 
 
 def _refuse_swollen(path: Path) -> None:
@@ -153,9 +156,8 @@ def read_box(path: Path, features: Sequence[str] | None) -> Boxes:
         lost = [name for name in features if name not in place]
         if lost or len(place) != len(features):
             raise InputError(
-                f"{str(path)!r} has boxes for {len(place)} features and the data "
-                f"{len(features)}; {lost[0] if lost else 'another one'!r} is in one only: give "
-                "one box for each."
+                f"{str(path)!r} has boxes for {len(place)} features and the data {len(features)}; "
+                f"{lost[0] if lost else 'another one'!r} is in one only: give one box for each."
             )
         order = [place[name] for name in features]
 
@@ -203,12 +205,7 @@ def read_sample_boxes(path: Path, shape: tuple[int, ...]) -> Boxes | None:
 
 
 def read_column(path: Path, name: str) -> list[str]:
-    """One column of a CSV or Parquet file as texts.
-
-    Args:
-        path: of the file.
-        name: of the column.
-    """
+    """One column of a CSV or Parquet file as texts."""
     regular(path, "data")
     if path.suffix == ".parquet":
         try:
@@ -220,9 +217,7 @@ def read_column(path: Path, name: str) -> list[str]:
         header = [str(column) for column in frame.columns]
         values = frame.iloc[:, header.index(name)].tolist() if name in header else []
     else:
-        csv.field_size_limit(LONGEST)
-        with open(path, newline="", encoding="utf-8") as file:
-            lines = [line for line in csv.reader(file) if line]
+        lines = [line for line in _rows(path) if line]
         header = [column.strip() for column in (lines or [[]])[0]]
         place = header.index(name) if name in header else None
         values = [] if place is None else [line[place].strip() for line in lines[1:]]
@@ -232,11 +227,7 @@ def read_column(path: Path, name: str) -> list[str]:
 
 
 def read_groups(path: Path) -> list[str]:
-    """The group of each sample out of a file: `.npy`, or texts, one a line.
-
-    Args:
-        path: of the file.
-    """
+    """The group of each sample out of a file: `.npy`, or texts, one a line."""
     regular(path, "groups")
     if path.suffix == ".npy":
         found = np.load(path, allow_pickle=False)
@@ -260,11 +251,11 @@ def _box_columns(path: Path) -> dict[str, list[str]]:
     else:
         if path.stat().st_size > BOX_BYTES:
             raise InputError(f"{str(path)!r} has more than {BOX_BYTES:,} bytes: it is no box.")
-        csv.field_size_limit(LONGEST)
-        with open(path, newline="", encoding="utf-8") as file:
-            lines = list(csv.DictReader(_lines(file, path)))
-        heads = [name for name in (lines[0] if lines else {}) if name is not None]
-        found = {name.strip().lower(): [line[name] or "" for line in lines] for name in heads}
+        head, *lines = [line for line in _rows(path) if line] or [[]]
+        found = {
+            name.strip().lower(): [line[i] if i < len(line) else "" for line in lines]
+            for i, name in enumerate(head if lines else ())
+        }
         if "feature" in found:
             found["feature"] = [name.strip() for name in found["feature"]]
     if len({len(column) for column in found.values()}) > 1:
@@ -304,9 +295,7 @@ def from_frame(frame: Any, name: str, n: int | None = None, targets: Targets = C
 def frame_values(frame: Any, name: str) -> np.ndarray:
     """The numbers of a data frame, float64 unless all of them are float32, `(N, F)`.
 
-    Args:
-        frame: a pandas data frame of features.
-        name: what an error calls it.
+    frame: a pandas data frame of features; name: what an error calls it.
     """
     for place, column in enumerate(frame.columns):
         values = frame.iloc[:, place].to_numpy()
@@ -353,8 +342,7 @@ def _named(header: list[str], places: list[int], targets: Targets) -> dict[str, 
 def label_place(header: list[str]) -> int:
     """Which column holds the labels: the first that is called so, else the last.
 
-    Args:
-        header: names of the columns.
+    header: names of the columns.
     """
     named = (i for i, name in enumerate(header) if name.strip().lower() in LABELS)
     return next(named, len(header) - 1)

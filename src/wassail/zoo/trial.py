@@ -74,16 +74,8 @@ def _attempt(path: Path) -> dict[str, Any]:
         str(Path(__file__).parents[2]),
         *(os.path.abspath(folder) for folder in sys.path if folder),
     ]
-    command = [
-        sys.executable,
-        "-I",
-        "-c",
-        _CODE,
-        json.dumps(folders),
-        str(path.resolve()),
-        str(seconds),
-        str(memory),
-    ]
+    asked = (str(path.resolve()), str(seconds), str(memory))
+    command = [sys.executable, "-I", "-c", _CODE, json.dumps(folders), *asked]
     try:
         process = subprocess.Popen(
             command,
@@ -98,9 +90,8 @@ def _attempt(path: Path) -> dict[str, Any]:
             f"cannot start a process to try {str(path)!r} in ({error.strerror}): trust the file "
             "with --trust to go without."
         ) from None
-    wait = (
-        600 + 10 * seconds if resource is not None else 20 + 4 * seconds
-    )  # nothing in the child waits for anything
+    # Nothing in the child waits for anything.
+    wait = 600 + 10 * seconds if resource is not None else 20 + 4 * seconds
     try:
         answer, _ = process.communicate(timeout=wait)
     except subprocess.TimeoutExpired:
@@ -187,10 +178,7 @@ def read_and_run(path: str | Path) -> dict[str, Any]:
 def limit(seconds: int, memory: int, written: int) -> None:
     """Limit what this process may take from now on.
 
-    Args:
-        seconds: of the processor.
-        memory: bytes on top of those that it has.
-        written: bytes of a file.
+    memory: bytes on top of those that it has; written: bytes of a file.
     """
     if resource is None:
         return
@@ -200,9 +188,8 @@ def limit(seconds: int, memory: int, written: int) -> None:
         resource.RLIMIT_CPU, (math.ceil(used) + seconds, math.ceil(used) + seconds + 1)
     )
     resource.setrlimit(resource.RLIMIT_FSIZE, (written, written))
-    with contextlib.suppress(
-        OSError, ValueError
-    ):  # other systems do not say how much is taken already
+    # Other systems do not say how much is taken already.
+    with contextlib.suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * resource.getpagesize() + memory
         resource.setrlimit(resource.RLIMIT_AS, (most, most))

@@ -24,25 +24,16 @@ from torch import Tensor, nn
 from wassail.checks import fingerprint as fingerprint  # of weights in memory
 from wassail.errors import InputError, reason_of
 
-_HOLDERS = (
-    "state_dict",
-    "model_state_dict",
-    "model",
-    "net",
-    "last",
-)  # where training scripts put their state dict
-_REPEATED = (
-    1 << 20
-)  # numbers of a tensor that says the same bytes over and over, as expanded ones do
+# Where training scripts put their state dict.
+_HOLDERS = ("state_dict", "model_state_dict", "model", "net", "last")
+# Numbers of a tensor that says the same bytes over and over, as expanded ones do.
+_REPEATED = 1 << 20
 _PREFIXES = ("module.", "model.")  # left behind by DataParallel and by wrappers that normalise
 _EXPANDED = 1 << 22  # values of a pickle if those that it uses again were written out each time
 _LONG = 1 << 14  # integers beyond 32 bits: as keys, they can be chosen to have one hash
 _COPIED = 64 << 20  # bytes that are made out of text
-_MAKERS = (
-    "torch Tensor",
-    "builtins bytearray",
-    "__builtin__ bytearray",
-)  # called with a number: memory, as it is found
+# Called with a number: memory, as it is found.
+_MAKERS = ("torch Tensor", "builtins bytearray", "__builtin__ bytearray")
 _OLD_PICKLES = (
     5  # of a file without an archive: three about the file, the object, the names of its storages
 )
@@ -97,9 +88,8 @@ def check_pickle(file: IO[bytes]) -> None:
     It runs no code, but hashes a tuple of tuples of tuples for as long as that takes, and makes
     arrays of any size. What is followed here is how the values nest, and nothing is made of them.
     """
-    stack: list[
-        Any
-    ] = []  # a number of values for each value, the name for a function, None for a mark
+    # A number of values for each value, the name for a function, None for a mark.
+    stack: list[Any] = []
     memory: dict[Any, Any] = {}
     expanded = long = copies = longest = 0
     for opcode, argument, _ in pickletools.genops(file):
@@ -118,11 +108,7 @@ def check_pickle(file: IO[bytes]) -> None:
                     taken.append(value)
                 before = before[: before.index(pickletools.markobject)]
             taken += [stack.pop() for _ in before]
-            if opcode.name in ("REDUCE", "NEWOBJ") and taken[-1] in (
-                "torch Tensor",
-                "builtins bytearray",
-                "__builtin__ bytearray",
-            ):
+            if opcode.name in ("REDUCE", "NEWOBJ") and taken[-1] in _MAKERS:
                 raise ValueError("it makes an array of any size")
             copies += opcode.name == "REDUCE" and taken[-1] == "_codecs encode"
             long += opcode.name in ("LONG", "LONG1", "LONG4")
@@ -173,9 +159,8 @@ def read_state(path: str | Path) -> dict[str, Tensor]:
 
             return load_file(path)
         state: Any = load_tensors(path)
-    except (
-        Exception
-    ) as error:  # the restricted unpickler raises whatever a broken file makes it stumble over
+    except Exception as error:
+        # The restricted unpickler raises whatever a broken file makes it stumble over.
         reason = unread(error)
         raise InputError(
             f"cannot read weights from {str(path)!r}: {reason}; save model.state_dict() to it."
@@ -275,8 +260,7 @@ def refuse_html(path: str | Path, what: str = "weights") -> None:
     if start.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
         raise InputError(
             f"{str(path)!r} is a web page, not a checkpoint: the download was refused, so fetch "
-            "the file in a browser "
-            "and put it there."
+            "the file in a browser and put it there."
         )
 
 

@@ -28,7 +28,7 @@ from wassail.certificates.relax.crown import Sweep
 from wassail.certificates.relax.ranges import Bounds
 from wassail.paper import attention_bounds as attention
 from wassail.paper import transformer_constants
-from wassail.paper.attention import castin
+from wassail.paper.attention_bounds import castin
 
 INF = math.inf
 DOUBLE = torch.float64

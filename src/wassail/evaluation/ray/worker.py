@@ -61,10 +61,8 @@ class Actor:
     ) -> tuple[Result, float]:
         """Do one task; returns its result and the seconds it took.
 
-        Args:
-            recipe: a reference to the `Recipe`, in a list: it is fetched once.
-            task: what to do.
-            samples: those of the task, None to read them here.
+        recipe: a reference to the `Recipe`, in a list: it is fetched once; samples: those of the
+        task, None to read them here.
         """
         torch.set_num_threads(self.threads)
         if self.worker is None or self.known != recipe[0].hex():
@@ -130,11 +128,7 @@ def _own(value: Tensor) -> Tensor:
 
 
 def is_memory(error: BaseException) -> bool:
-    """Whether a smaller task may not meet this error.
-
-    Args:
-        error: of a worker.
-    """
+    """Whether a smaller task may not meet this error."""
     kinds = (MemoryError, torch.cuda.OutOfMemoryError)
     return isinstance(error, kinds) or "can't allocate memory" in str(error)
 
@@ -142,8 +136,7 @@ def is_memory(error: BaseException) -> bool:
 def packed(worker: Worker) -> Recipe:
     """Everything that a worker needs; a model that cannot be sent is refused.
 
-    Args:
-        worker: with the model, the data and the settings.
+    worker: with the model, the data and the settings.
     """
     data = worker.data
     try:

@@ -21,7 +21,6 @@ from wassail.writing import MAX_TEXT
 
 MAX_CHUNK = 10**6
 
-
 _DTYPES = {
     torch.float64: "F64",
     torch.int64: "I64",
@@ -35,12 +34,8 @@ _DTYPES = {
     torch.bool: "BOOL",
 }
 
-
 _SIZES = {name: dtype.itemsize for dtype, name in _DTYPES.items()}
-
-
 _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
-
 
 # name, dtype, shape of each tensor, in the order of the file
 Layout: TypeAlias = "list[tuple[str, str, list[int]]]"

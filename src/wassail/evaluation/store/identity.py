@@ -14,15 +14,10 @@ from wassail.threat import show
 
 # the one key of a configuration that may get more entries: a list of names, or options by name
 GROWS = "attacks"
-
-
 SINGULAR = "attack"
-
 
 # recorded, never compared: the command that resumes a run is not the one that started it
 FREE = "command"
-
-
 SHOWN = 3  # differences that a refusal names
 
 

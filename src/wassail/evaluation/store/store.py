@@ -66,11 +66,7 @@ from wassail.evaluation.store.identity import (
 from wassail.writing import MAX_TEXT, TEMPORARY, append, check_links, make, opened, replacing
 
 FORMAT = "wassail run 1"
-
-
 _PART = re.compile(r"[a-z0-9][a-z0-9+._@=-]{0,99}")
-
-
 _CHUNK = re.compile(r"([0-9]{6})\.safetensors")
 
 
@@ -92,9 +88,8 @@ class Store:
         self._run = ""
         self._lock: int | None = None
         self._writer = False
-        self._seen: dict[
-            Path, tuple[int, ...]
-        ] = {}  # chunks known to be intact, by what the file system says of them
+        # Chunks known to be intact, by what the file system says of them.
+        self._seen: dict[Path, tuple[int, ...]] = {}
 
     @classmethod
     def create(cls, folder: str | os.PathLike[str], config: Mapping[str, Any]) -> Self:
@@ -137,8 +132,7 @@ class Store:
                 raise InputError(difference(store.folder, differences))
             if more and GROWS not in grow:
                 raise InputError(
-                    f"the run in {quote(folder)} was made without {SINGULAR} "
-                    f"{' and '.join(more)}: "
+                    f"the run in {quote(folder)} was made without {SINGULAR} {' and '.join(more)}: "
                     "add it with --add-attack, or leave it out to go on with the run as it was."
                 )
             store._clean()
@@ -183,14 +177,12 @@ class Store:
         metadata = {"fields": dumps(encode(fields, "fields")), "format": FORMAT, "run": self._run}
         header, parts = packed(metadata | {"unit": unit, "chunk": str(chunk)}, tensors)
         if self.has(unit, chunk):
-            if (
-                read_bytes(path, len(header)) != header
-            ):  # the header holds the checksum of everything
+            # The header holds the checksum of everything.
+            if read_bytes(path, len(header)) != header:
                 raise InputError(
                     f"chunk {chunk} of {unit!r} is in {quote(self.folder)} already and was "
-                    "computed differently this time: "
-                    "the model or an attack is not deterministic, or the run was made on another "
-                    "machine; choose another --out."
+                    "computed differently this time: the model or an attack is not deterministic, "
+                    "or the run was made on another machine; choose another --out."
                 )
             return
         self._replace(path, [header, *parts])
@@ -457,10 +449,9 @@ class Store:
         elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             cure = "make the folder writable"
         return InputError(
-            f"cannot write {path.relative_to(self.folder).as_posix()!r} in "
-            f"{quote(self.folder)}, {reason}: "
-            f"what was written before is safe ({safe} chunk{'' if safe == 1 else 's'}); {cure} "
-            "and go on with --resume."
+            f"cannot write {path.relative_to(self.folder).as_posix()!r} in {quote(self.folder)}, "
+            f"{reason}: what was written before is safe ({safe} chunk{'' if safe == 1 else 's'}); "
+            f"{cure} and go on with --resume."
         )
 
     def _clean(self) -> None:

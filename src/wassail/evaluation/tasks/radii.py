@@ -182,12 +182,7 @@ class Close(_Certified):
 
 def _no_radii(n: int) -> Tensors:
     none = torch.zeros(n, dtype=torch.float64)
-    return {
-        "values": none,
-        "exact": none.bool(),
-        "margins": none.clone(),
-        "errors": none.clone(),
-    }
+    return {"values": none, "exact": none.bool(), "margins": none.clone(), "errors": none.clone()}
 
 
 def _beside(worker: Worker, found: Radii, x: Tensor, y: Labels) -> Tensors:

@@ -64,10 +64,7 @@ class Task(ABC):
         Distances are inf, radii 0, and the predictions are the labels: each errs on the side of its
         bound.
 
-        Args:
-            samples: of the task.
-            mu: their weights `(n,)`.
-            reason: why nothing is known.
+        mu: their weights `(n,)`; reason: why nothing is known.
         """
 
     @property
@@ -79,9 +76,7 @@ class Task(ABC):
         """The part for the samples start..stop - 1. They have to be compared already: hashes are of
         whole chunks.
 
-        Args:
-            start: the first sample.
-            stop: the one after the last.
+        stop: the one after the last.
         """
         return replace(self, place=replace(self.place, start=start, stop=stop, hashes=()))
 
@@ -89,9 +84,7 @@ class Task(ABC):
 def unknown(ids: Sequence[str], reason: str) -> dict[str, Any]:
     """The fields that say of which samples nothing is known, and why.
 
-    Args:
-        ids: names of the samples.
-        reason: the cause.
+    ids: names of the samples.
     """
     return {UNKNOWN: list(ids), REASON: reason}
 
@@ -99,9 +92,7 @@ def unknown(ids: Sequence[str], reason: str) -> dict[str, Any]:
 def no_flips(x: Tensor, y: Tensor) -> Tensors:
     """What a chunk holds where no flip is known.
 
-    Args:
-        x: samples `(n, *shape)`.
-        y: labels `(n,)`, or rows of a criterion.
+    x: samples `(n, *shape)`; y: labels `(n,)`, or rows of a criterion.
     """
     y = kept_labels(y)["y"]
     zeros = torch.zeros(len(y), dtype=torch.int64)
