@@ -12,7 +12,6 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.exact.nearest_flip import nearest_flip
-from wassail.certificates.graph.graph import Graph
 from wassail.certificates.prove.problem import Problem
 from wassail.certificates.prove.radius_search import RadiusSearch
 from wassail.certificates.prove.record import PUSHES
@@ -20,18 +19,12 @@ from wassail.certificates.search.workers import Pool
 from wassail.geometry import clip, column
 from wassail.losses import predict
 
-EXACT_UP_TO_NEURONS = 300  # ReLUs up to which distances are sought exactly
 # Unstable neurons in the ball up to which "auto" does so: beyond them a search hardly ever ends.
 EXACT_UP_TO_UNSTABLE = 64
 # The ball of an exact search in executed arithmetic: how far beyond what is proved, and how often
 # it may grow.
 WIDER = 4.0
 GROWTHS = 8
-
-
-def is_small(graph: Graph) -> bool:
-    """Whether the exact search is worth its time."""
-    return not graph.smooth and graph.neurons <= EXACT_UP_TO_NEURONS
 
 
 def decided_exactly(problem: Problem, radius: Tensor, work: Tensor) -> tuple[Tensor, Tensor]:

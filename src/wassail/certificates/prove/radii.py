@@ -11,7 +11,7 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.graph.graph import Graph
-from wassail.certificates.prove.exact import EXACT_UP_TO_UNSTABLE, ExactSearch, is_small
+from wassail.certificates.prove.exact import EXACT_UP_TO_UNSTABLE, ExactSearch
 from wassail.certificates.prove.ladder import (
     Attempt,
     Ladder,
@@ -143,7 +143,7 @@ def radii(  # noqa: PLR0913
         if start is not None:
             search.resume(start)
         if start is None or method == "crown":
-            parts = 1 if method == "crown" else 2  # more comes after it
+            parts = 1 if method == "crown" or not each else 2  # more comes after it
             with clock.limited(clock.seconds_left() / parts):
                 search.run()
         search.note("crown")
@@ -152,7 +152,7 @@ def radii(  # noqa: PLR0913
             search.raise_to(product_radii(problem, search.lower) * PROVED_AGAIN)
             search.note("products")
         ladder = Ladder(problem, method, pool=pool)
-        if method in ("auto", "exact") and is_small(problem.graph):
+        if method in ("auto", "exact") and problem.small:
             _exactly(search, ladder, method, each)
             search.note("exact")
         if method != "crown":
