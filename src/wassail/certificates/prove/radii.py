@@ -11,7 +11,7 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.graph.graph import Graph
-from wassail.certificates.prove.exact import EXACT_UP_TO_UNSTABLE, ExactSearch
+from wassail.certificates.prove.exact import EXACT_UP_TO_UNSTABLE, search_exactly
 from wassail.certificates.prove.ladder import (
     Attempt,
     Ladder,
@@ -137,7 +137,6 @@ def radii(  # noqa: PLR0913
     ):
         size = batch_size or batch_of(problem.graph)
         search = RadiusSearch(problem, upper, aim, precision, size, report)
-        search.settle()
         with clock.timed(clock.seconds_left() / SIFT):
             seen = search.sift()
         if start is not None:
@@ -208,7 +207,7 @@ def _exactly(search: RadiusSearch, ladder: Ladder, method: str, effort: float) -
             for part in torch.split(rows, ladder.batch) if len(rows) else ():
                 parts.append(ladder.begin(part, far[part], "none").unstable)
             rows = rows[torch.cat(parts) <= EXACT_UP_TO_UNSTABLE]
-        ExactSearch(search, ladder.pool).run(rows, torch.full((len(rows),), share))
+        search_exactly(search, rows, share, ladder.pool)
 
 
 def _climb(search: RadiusSearch, ladder: Ladder, effort: float) -> None:

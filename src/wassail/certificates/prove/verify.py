@@ -232,8 +232,7 @@ class _Verification:
             open_ = open_ & (attempt.unstable <= EXACT_UP_TO_UNSTABLE)
             share = self.effort
         left = open_.nonzero()[:, 0]
-        work = torch.full((len(left),), share, dtype=torch.float64)
-        good, spent = decided_exactly(attempt.problem.take(left), self.wanted[rows[left]], work)
+        good, spent = decided_exactly(attempt.problem.take(left), self.wanted[rows[left]], share)
         attempt.note(left, good, "exact")
         attempt.work[left] += spent
 
