@@ -184,7 +184,7 @@ def test_what_is_known_is_not_sought_again(monkeypatch: pytest.MonkeyPatch) -> N
     flips = ws.nearest(model, x, y, passes=20)
     start = ws.radii(model, x, y, method="crown", tolerance=0.5)
     attacked: list[int] = []
-    attack = module.nearest
+    attack = module.attacked
 
     def spy(model: nn.Module, x: Tensor, *rest: object, **more: object) -> ws.Flips:
         attacked.append(len(x))
@@ -193,7 +193,7 @@ def test_what_is_known_is_not_sought_again(monkeypatch: pytest.MonkeyPatch) -> N
     def never(*given: object, **more: object) -> None:
         raise AssertionError("the radii are known")
 
-    monkeypatch.setattr(module, "nearest", spy)
+    monkeypatch.setattr(module, "attacked", spy)
     monkeypatch.setattr(module, "radii", never)
     found = ws.sandwich(model, x, y, threat, effort=0, flips=flips, start=start)
     assert not attacked

@@ -247,6 +247,25 @@ def test_effort_ends_it_and_answers_repeat() -> None:
     assert property_.decide(model, time_limit=1e-3).status == "unknown"
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_counterexample_on_a_side_is_found_where_the_gradient_is_zero_elsewhere(
+    seed: int,
+) -> None:
+    # relu(x0 + x1 + x2 + x3 - 3.8 - |x4 - 0.5|) > 0.05: no corner, and 1e-6 of the box.
+    model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 1), nn.ReLU()).eval()
+    with torch.no_grad():
+        for value in model.parameters():
+            value.zero_()
+        model[0].weight[:4, :4] = torch.eye(4)
+        model[0].weight[4:, 4] = torch.tensor([1.0, -1.0])
+        model[0].bias[4:] = torch.tensor([-0.5, 0.5])
+        model[2].weight[0] = torch.tensor([1.0, 1.0, 1.0, 1.0, -1.0, -1.0])
+        model[2].bias[0] = -3.8
+    property_ = box([0.0] * 5, [1.0] * 5, clause([[-1.0]], [-0.05]))
+    answer = property_.decide(model, effort=10, seed=seed)
+    assert answer.status == "sat" and answer.by == "attack"
+
+
 def test_a_network_that_bounds_do_not_know_is_still_attacked() -> None:
     class Odd(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

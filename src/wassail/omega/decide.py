@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from wassail.attacks.nearest import nearest
 from wassail.certificates import clock
 from wassail.certificates.prove.radii import radii
 from wassail.certificates.prove.record import Radii
 from wassail.certificates.prove.sandwich import sandwich
-from wassail.certificates.prove.verify import look_at_the_clock, watched
+from wassail.certificates.prove.verify import attacked
 from wassail.errors import InputError
 from wassail.network import versions
 from wassail.omega.answer import Certificate, OmegaAnswer
@@ -143,9 +142,8 @@ class _Decision:
         rest = self.left()
         limit = clock.limited(None if rest is None else ATTACK * rest)
         more: dict[str, Any] = {"passes": PASSES, "seed": self.seed, "warn": False, **steering}
-        with limit, suppress(clock.Late), watched(own.model):
-            where = (own.model, own.x, own.y, threat.norm, threat.domain)
-            return nearest(*where, progress=look_at_the_clock, **more)
+        with limit, suppress(clock.Late):
+            return attacked(own.model, own.x, own.y, threat.norm, threat.domain, **more)
         return None
 
     def _work(self) -> Iterator[tuple[float | None, float | None]]:

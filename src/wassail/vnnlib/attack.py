@@ -15,6 +15,7 @@ STEPS = 30
 FIRST = 0.25  # of a side: the first step
 LEAST = 0.005  # and the last one
 STARTS = 128  # of a clause on a box, where passes are cheap
+LOOKED = 128  # points for each start on the sides of the box, of which it is the best
 TOGETHER = 4096  # points in one batch
 SHARE = 0.1  # of the effort
 
@@ -29,7 +30,8 @@ def attack(
     """A counterexample on the boxes of a group, or None.
 
     Every start goes down its clause's largest inequality by the sign of the gradient, in float32,
-    with steps that shrink.
+    with steps that shrink. Half of the starts are anywhere, half on sides of the box: the best of
+    many points there, where a gradient may be 0 nearly everywhere else.
 
     Args:
         group: boxes and clauses, with one output for each clause.
@@ -42,6 +44,8 @@ def attack(
     clauses = len(group.clauses)
     passes = work / (3 * operations * STEPS)
     starts = int(min(max(passes / (boxes * clauses), 1), STARTS))
+    left = work - 3 * operations * STEPS * starts * boxes * clauses
+    looked = int(min(max(left / (operations * starts * boxes * clauses), 1), LOOKED))
     model = copy.deepcopy(group.module).float()
     generator = torch.Generator().manual_seed(seed)
     pairs = torch.cartesian_prod(torch.arange(boxes), torch.arange(clauses)).reshape(-1, 2)
@@ -50,14 +54,42 @@ def attack(
         clock.check()
         box, clause = some.repeat_interleave(starts, 0).T
         place = torch.rand(len(box), sides, generator=generator)
-        # The first is the middle, the second half are corners.
-        place = place.reshape(-1, starts, sides)
-        place[:, starts // 2 + 1 :] = place[:, starts // 2 + 1 :].round()
-        place[:, 0] = 0.5
-        found = _descend(group, model, accept, box, clause, place.reshape(-1, sides))
+        on_sides = torch.arange(len(box)) % starts > starts // 2
+        place[on_sides] = _best_sides(
+            group, model, box[on_sides], clause[on_sides], generator, looked
+        )
+        place[::starts] = 0.5  # the first is the middle
+        found = _descend(group, model, accept, box, clause, place)
         if found is not None:
             return found
     return None
+
+
+def _best_sides(
+    group: Group,
+    model: torch.nn.Module,
+    box: Tensor,
+    clause: Tensor,
+    generator: torch.Generator,
+    looked: int,
+) -> Tensor:
+    """For each of some starts the best of so many points in the unit cube, of which a random share
+    of the coordinates is at an end, `(m, n)`.
+    """
+    low, width = group.low[box].float(), (group.high - group.low)[box].float()
+    best = torch.full((len(box),), -torch.inf)
+    found = torch.zeros_like(low)
+    for _ in range(looked if len(box) else 0):
+        clock.look()
+        place, chance = torch.rand(2, *low.shape, generator=generator)
+        share = torch.rand(len(box), 1, generator=generator)
+        place = torch.where(chance < share, place.round(), place)
+        with torch.no_grad():
+            value = model(low + width * place).gather(1, (clause + 1)[:, None])[:, 0]
+        better = value > best
+        best = torch.where(better, value, best)
+        found = torch.where(better[:, None], place, found)
+    return found
 
 
 def _descend(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 import torch
@@ -76,6 +77,28 @@ def test_proofs_and_counterexamples_end_it() -> None:
     boxes.accept = lambda points: points[0]
     boxes.begin()
     assert boxes.found is not None and boxes.over and not boxes.done
+
+
+def test_steps_on_the_slopes_of_relus_save_boxes() -> None:
+    torch.manual_seed(3)
+    sizes = [3, 24, 24, 2]
+    layers = [m for pair in pairwise(sizes) for m in (nn.Linear(*pair), nn.ReLU())]
+    net = nn.Sequential(*layers[:-1]).double().eval()
+    low, high = torch.full((1, 3), -4.0).double(), torch.full((1, 3), 4.0).double()
+    with torch.no_grad():
+        net[4].weight[0], net[4].bias[0] = 0, 0
+        x = low + torch.rand(4096, 3).double() * (high - low)
+        net[4].bias[1] -= float(net(x)[:, 1].max()) + 0.1
+    counts = []
+    for polish in (None, "none"):
+        boxes = BoxSearch(read(net, (3,)), low, high, [[1]], lambda points: None)
+        assert boxes.polish == "open"
+        boxes.polish = polish or boxes.polish
+        boxes.begin()
+        boxes.proceed()
+        assert boxes.done
+        counts.append(boxes.count)
+    assert counts[0] < counts[1]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -26,6 +26,7 @@ from wassail.threat import Domain, box_at, fitted
 
 BATCH = 16  # samples in one sweep; a sweep holds every node's values and spans for each
 NODE = 10**4  # operations that a node costs beside its arithmetic
+SMALL = 300  # ReLUs up to which distances are sought exactly
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,6 +132,11 @@ class Problem:
     def unit(self) -> float:
         """Operations of one pass of one sample."""
         return self.graph.operations + NODE * len(self.graph.nodes)
+
+    @property
+    def small(self) -> bool:
+        """Whether an exact search is worth its time."""
+        return not self.graph.smooth and self.graph.neurons <= SMALL
 
     def take(self, rows: Tensor) -> Problem:
         """Some of the samples.

@@ -49,7 +49,7 @@ def product_radii(problem: Problem, other: Tensor, enough: Tensor | None = None)
             for shares in ((0.0,), SHARES):  # the products alone, then beyond balls
                 part = problem.take(rows[few])
                 balls = [share * best[few] for share in shares]
-                lowest = [part.exact.bounds(ball).cpu() for ball in balls]
+                lowest = list(map(part.exact.bounds, balls))
                 known = (part, balls, lowest, slopes[rows[few]])
                 radius = _farthest(*known, 0.0)
                 # Less what rounding may take of the margins within it.
@@ -101,7 +101,7 @@ def _farthest(
     own = problem.labels[:, None]
     radii = []
     for ball, margin in zip(balls, lowest):
-        spare = margin - slack
+        spare = margin.cpu() - slack
         above = (spare > 0).scatter(1, own, True).all(1)
         # A row that a sample does not have is infinite, and so may be what it is divided by.
         away = torch.where(spare == math.inf, math.inf, spare / steep)

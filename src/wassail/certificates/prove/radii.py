@@ -11,7 +11,7 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.graph.graph import Graph
-from wassail.certificates.prove.exact import EXACT_UP_TO_UNSTABLE, ExactSearch, is_small
+from wassail.certificates.prove.exact import EXACT_UP_TO_UNSTABLE, search_exactly
 from wassail.certificates.prove.ladder import (
     Attempt,
     Ladder,
@@ -137,13 +137,12 @@ def radii(  # noqa: PLR0913
     ):
         size = batch_size or batch_of(problem.graph)
         search = RadiusSearch(problem, upper, aim, precision, size, report)
-        search.settle()
         with clock.timed(clock.seconds_left() / SIFT):
             seen = search.sift()
         if start is not None:
             search.resume(start)
         if start is None or method == "crown":
-            parts = 1 if method == "crown" else 2  # more comes after it
+            parts = 1 if method == "crown" or not each else 2  # more comes after it
             with clock.limited(clock.seconds_left() / parts):
                 search.run()
         search.note("crown")
@@ -152,7 +151,7 @@ def radii(  # noqa: PLR0913
             search.raise_to(product_radii(problem, search.lower) * PROVED_AGAIN)
             search.note("products")
         ladder = Ladder(problem, method, pool=pool)
-        if method in ("auto", "exact") and is_small(problem.graph):
+        if method in ("auto", "exact") and problem.small:
             _exactly(search, ladder, method, each)
             search.note("exact")
         if method != "crown":
@@ -208,7 +207,7 @@ def _exactly(search: RadiusSearch, ladder: Ladder, method: str, effort: float) -
             for part in torch.split(rows, ladder.batch) if len(rows) else ():
                 parts.append(ladder.begin(part, far[part], "none").unstable)
             rows = rows[torch.cat(parts) <= EXACT_UP_TO_UNSTABLE]
-        ExactSearch(search, ladder.pool).run(rows, torch.full((len(rows),), share))
+        search_exactly(search, rows, share, ladder.pool)
 
 
 def _climb(search: RadiusSearch, ladder: Ladder, effort: float) -> None:

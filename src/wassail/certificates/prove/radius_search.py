@@ -82,7 +82,6 @@ class RadiusSearch:
         self.points: Tensor | None = None
         self.errors: Tensor | None = None
         self.lower = torch.zeros(n, dtype=torch.float64)
-        self.exact = torch.zeros(n, dtype=torch.bool)
         self.upper = self.flip.clone()
         # The least margin at the two ends of the bracket: at 0 it is the sample's own.
         self.clean = least_value(
@@ -95,18 +94,13 @@ class RadiusSearch:
         self.known: dict[int, Span] = {}  # of the samples from `start` to `stop`
         self.start = 0
         self.stop = n
-        self.open = self.height > 0
+        self.open = (self.height > 0) & ~problem.wrong  # of the others it is 0
+        self.exact = ~self.open
         self.right = self.open.clone()  # what is classified rightly, in executed arithmetic too
         self.caution = (
             12.0 if problem.graph.curved else 3.0
         )  # a transformer's bounds reach less far
         self._noted = self.lower.clone()
-
-    def settle(self) -> None:
-        """Misclassified samples and ties have radius 0."""
-        self.open &= ~self.problem.wrong
-        self.right &= ~self.problem.wrong
-        self.exact |= ~self.open
 
     def note(self, method: str) -> None:
         """What has grown since the last time was proved by this method."""

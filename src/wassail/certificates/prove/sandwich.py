@@ -22,16 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wassail.attacks.nearest import nearest
 from wassail.certificates import clock
-from wassail.certificates.prove.exact import is_small
 from wassail.certificates.prove.ladder import Ladder, parse_effort
 from wassail.certificates.prove.problem import Problem
-from wassail.certificates.prove.products import product_radii
-from wassail.certificates.prove.radii import PROVED_AGAIN, TOLERANCE, radii
+from wassail.certificates.prove.radii import TOLERANCE, radii
 from wassail.certificates.prove.radius_search import Growth
 from wassail.certificates.prove.record import EXACT, Radii, flips_behind
-from wassail.certificates.prove.verify import look_at_the_clock, watched
+from wassail.certificates.prove.verify import attacked
 from wassail.errors import InputError, instance
 from wassail.network import Model, versions
 from wassail.progress import Progress, progress_bar
@@ -280,7 +277,6 @@ class _Closing:
         self.problem = Problem.of(*where)
         self.task = self.problem.task
         self.ladder = Ladder(self.problem, "auto", provers)
-        self.small = is_small(self.problem.graph)  # an exact search finds its distances
         self.flips = self._first_flips(flips)
         self.radii = self._first_radii(start)
         met = self.radii.flips(self.model, self.x, self.task)
@@ -305,13 +301,12 @@ class _Closing:
             "warn": False,
             "seed": self.seed,
             "batch_size": self.batch_size,
-            "progress": look_at_the_clock,
         }
         if known is None and clock.seconds_left() < math.inf:
             return self._flips_in_time(common)
         if known is None:
             where = (self.model, self.x, self.task, aim.norm, aim.domain)
-            return nearest(*where, eps=aim.eps, order=aim.order, **common)
+            return attacked(*where, eps=aim.eps, order=aim.order, **common)
         mine = {"x": self.x, "task": self.task, "norm": aim.norm, "domain": aim.domain}
         for name, own in mine.items():
             check_equal("y" if name == "task" else name, getattr(known, name), own)
@@ -319,8 +314,8 @@ class _Closing:
         if not len(rows):
             return known
         some = known.take(rows)
-        with suppress(clock.Late), watched(self.model):
-            found = nearest(self.model, some.x, some.task, aim.norm, some.domain, **common)
+        with suppress(clock.Late):
+            found = attacked(self.model, some.x, some.task, aim.norm, some.domain, **common)
             return known.merge(known.put(rows, found))
         return known
 
@@ -328,12 +323,11 @@ class _Closing:
         """The same within a third of the time, some samples after the others."""
         aim = self.threat
         flips = Flips.from_points(self.model, self.x, self.task, self.x, aim.norm, aim.domain)
-        third = clock.limited(clock.seconds_left() / 3)
-        with third, suppress(clock.Late), watched(self.model):
+        with clock.limited(clock.seconds_left() / 3), suppress(clock.Late):
             for rows in torch.split(torch.arange(len(self.x)), ATTACKED):
                 some = self.problem.take(rows)
                 where = (self.model, self.x[rows], some.task, aim.norm, some.domain)
-                flips = flips.merge(flips.put(rows, nearest(*where, **common)))
+                flips = flips.merge(flips.put(rows, attacked(*where, **common)))
         return flips
 
     def _first_radii(self, known: Radii | None) -> Radii:
@@ -349,13 +343,14 @@ class _Closing:
             check_equal("number of samples", len(known), len(self.x))
             return known
         half = clock.seconds_left() / 2
-        found = radii(
+        return radii(
             self.model,
             self.x,
             self.task,
             aim.norm,
             aim.domain,
-            "auto" if self.small else "crown",
+            "auto",
+            effort=None if self.problem.small else 0.0,  # linear bounds and products only
             arithmetic=self.arithmetic,
             upper=self.flips.distances,
             eps=aim.eps,
@@ -364,18 +359,6 @@ class _Closing:
             tolerance=COARSE,
             time_limit=None if half == math.inf else max(half, 1e-3),
             batch_size=self.ladder.batch,
-        )
-        return found if self.small else self._with_products(found)
-
-    def _with_products(self, known: Radii) -> Radii:
-        """The radii, or those by the products of the layers' norms where they are larger."""
-        other = product_radii(self.problem, known.values) * PROVED_AGAIN
-        better = (other > known.values) & ~self.problem.wrong & ~known.exact
-        names = zip(better.tolist(), known.proved_by or [""] * len(known))
-        return replace(
-            known,
-            values=torch.where(better, other, known.values),
-            proved_by=tuple("products" if good else name for good, name in names),
         )
 
     def close(self, gap: float, budget: float) -> None:
@@ -555,19 +538,17 @@ class _Closing:
 
     def _search(self, rows: Tensor, start: Flips, passes: int) -> None:
         """An attack on samples from flips of theirs."""
-        with watched(self.model):
-            found = nearest(
-                self.model,
-                start.x,
-                start.task,
-                start.norm,
-                start.domain,
-                passes=passes,
-                start=start,
-                seed=self.seed + 1 + int(self.tries[rows[0]]),
-                batch_size=self.batch_size,
-                progress=look_at_the_clock,
-            )
+        found = attacked(
+            self.model,
+            start.x,
+            start.task,
+            start.norm,
+            start.domain,
+            passes=passes,
+            start=start,
+            seed=self.seed + 1 + int(self.tries[rows[0]]),
+            batch_size=self.batch_size,
+        )
         self.tries[rows] += 1
         self.work += 2 * passes * len(rows) * self.problem.unit
         self.flips = self.flips.merge(self.flips.put(rows, found))
@@ -592,7 +573,7 @@ class _Closing:
         almost = self.distances * (1 - EXACT) * (1 - 1e-9)  # rounding does not decide
         # Flips are those of the executed network: they say nothing about the exact function.
         met = (self.lower >= almost) & torch.isfinite(self.distances)
-        met &= self.radii.arithmetic == "executed" and not self.small
+        met &= self.radii.arithmetic == "executed" and not self.problem.small
         known = replace(
             self.radii,
             values=self.lower,

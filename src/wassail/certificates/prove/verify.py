@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from wassail.attacks.nearest import nearest
 from wassail.certificates import clock
 from wassail.certificates.graph.graph import Graph
-from wassail.certificates.prove.exact import EXACT_UP_TO_UNSTABLE, decided_exactly, is_small
+from wassail.certificates.prove.exact import EXACT_UP_TO_UNSTABLE, decided_exactly
 from wassail.certificates.prove.ladder import Attempt, Ladder, check_method, parse_effort
 from wassail.certificates.prove.problem import Problem
 from wassail.certificates.prove.products import product_radii
@@ -21,7 +21,7 @@ from wassail.errors import InputError, instance
 from wassail.network import Model, versions
 from wassail.progress import Progress, progress_bar
 from wassail.specification import Labels
-from wassail.threat import Number, Threat, parse_seconds, parse_threat, whole
+from wassail.threat import Domain, Number, Threat, parse_seconds, parse_threat, whole
 from wassail.transport.flips import Flips
 
 FIRST_PASSES = 40  # of the attack on every sample
@@ -30,14 +30,18 @@ ATTACK_SHARE = 0.25  # of the effort, at most
 ATTACKED = 256  # samples attacked between two looks at the clock
 
 
-@contextmanager
-def watched(model: Model) -> Iterator[None]:
-    """An attack knows no clock: its model looks at every pass, and stops it when the time is up."""
+def attacked(
+    model: Model, x: Tensor, y: Labels, norm: float, domain: Domain, **options: Any
+) -> Flips:
+    """The nearest flips (`nearest`), until the time is up: `Late` then.
+
+    An attack knows no clock: its model looks at every pass, a model without hooks after a batch.
+    """
     hook = None
     if isinstance(model, nn.Module) and not isinstance(model, torch.jit.ScriptModule):
         hook = model.register_forward_pre_hook(lambda *_: clock.look())
     try:
-        yield
+        return nearest(model, x, y, norm, domain, progress=lambda _: clock.look(), **options)
     except InputError as error:  # what a model raises is told as a mistake of its own
         if isinstance(error.__cause__, clock.Late):
             raise clock.Late from None
@@ -45,11 +49,6 @@ def watched(model: Model) -> Iterator[None]:
     finally:
         if hook is not None:
             hook.remove()
-
-
-def look_at_the_clock(share: float) -> None:
-    """The progress of an attack, for models without hooks."""
-    clock.look()
 
 
 def verify(
@@ -144,7 +143,7 @@ class _Verification:
         self.work = 0.0
         self.passes = 0
         self.domains = 0
-        self.small = is_small(problem.graph) and method in ("auto", "exact")
+        self.small = problem.small and method in ("auto", "exact")
 
     @property
     def open(self) -> Tensor:
@@ -177,19 +176,8 @@ class _Verification:
         most = ATTACK_SHARE * self.effort / (2 * self.problem.unit)
         passes = int(min(passes, max(most, FIRST_PASSES / 2)))
         some = self.problem.take(rows)
-        with watched(model):
-            flips = nearest(
-                model,
-                some.x,
-                some.task,
-                some.norm,
-                some.domain,
-                passes=passes,
-                seed=self.seed,
-                progress=look_at_the_clock,
-                warn=False,
-            )
-        self._keep(rows, flips)
+        where = (model, some.x, some.task, some.norm, some.domain)
+        self._keep(rows, attacked(*where, passes=passes, seed=self.seed, warn=False))
 
     def _keep(self, rows: Tensor, flips: Flips) -> None:
         """What an attack found."""
@@ -244,8 +232,7 @@ class _Verification:
             open_ = open_ & (attempt.unstable <= EXACT_UP_TO_UNSTABLE)
             share = self.effort
         left = open_.nonzero()[:, 0]
-        work = torch.full((len(left),), share, dtype=torch.float64)
-        good, spent = decided_exactly(attempt.problem.take(left), self.wanted[rows[left]], work)
+        good, spent = decided_exactly(attempt.problem.take(left), self.wanted[rows[left]], share)
         attempt.note(left, good, "exact")
         attempt.work[left] += spent
 

@@ -4,9 +4,10 @@ For networks with few inputs the input is split, not neurons: the bounds of all 
 at once. A clause of inequalities `g_m(x) <= 0` is excluded on a box as soon as one of them is, or
 a combination of two. Where none is, the linear bounds `g_m >= base + <a, d>` still cut the box: a
 point with `g_m <= 0` lies in `<a, d> <= -base`, so the box shrinks to what the inequalities of some
-clause leave of it (Clip-and-Verify, Zhou et al. 2025), again and again. Then one side is halved:
-that along which the inequality that is nearest to excluding the worst clause changes most, by its
-linear bound and by the width of bounds on its gradient.
+clause leave of it (Clip-and-Verify, Zhou et al. 2025), again and again. Then the side with the
+largest smear is halved, of the inequality that is nearest to excluding the worst clause: its width
+times the slope of the linear bound and the bound on the gradient along it, each relative to the
+largest.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from wassail.rounding import FLOOR, UNIT
 WIDTH = 2048  # boxes cut at once
 ROOM = 2_000_000  # values of the nodes of all boxes that are bounded at once
 FLAT = 1e-3  # share of the steepest slope that a side without one is given
-POLISHED = 20  # inputs above which the bounds of open boxes get steps on their slopes
+POLISHED = 20  # inputs above which open boxes get steps on their slopes, where there are products
 HALF = 0.5  # of the volume: a box that its inequalities cut to this is bounded again, not halved
 ROUNDS = 3  # of clipping with the same planes
 PAIRED = 512  # numbers of the planes of two inequalities each, of one box, at most
@@ -76,8 +77,10 @@ class BoxSearch(Frontier[Boxes]):
         for k, places in enumerate(clauses):
             self.member[k, torch.tensor(places) - 1] = True
         self.accept = accept
-        # Steps on the slopes pay where many sides make splits dear.
-        self.polish = "open" if low.shape[1] > POLISHED else "none"
+        # Steps on the slopes of ReLUs save most of the boxes; they do little for the planes of
+        # products, and pay there only where many sides make splits dear.
+        flat = not graph.curved
+        self.polish = "open" if flat or low.shape[1] > POLISHED else "none"
         self.found: Tensor | None = None
         self.stuck = False
         self.count = 0
@@ -158,15 +161,14 @@ class BoxSearch(Frontier[Boxes]):
         low, high, bound = cut_low[some], cut_high[some], bound[some]
         axis = some
         if len(some):
-            steep = slope.abs()[some] + self._bending(sweep, best[rows, worst], some)
-            steep = steep / steep.amax(1, keepdim=True).clamp(min=FLOOR[torch.float64]) + FLAT
-            axis = ((high - low) * steep).argmax(1)
+            steep = _share(slope.abs()[some]) + self._steepness(sweep, best[rows, worst], some)
+            axis = ((high - low) * (steep + FLAT)).argmax(1)
         return Boxes(low, high, bound, axis, shrunk[some] <= HALF)
 
-    def _bending(self, sweep: Sweep, row: Tensor, boxes: Tensor) -> Tensor | float:
-        """By how much the slope of one inequality of each of some boxes can differ along each
-        input, `(R, n)`: the width of bounds on its gradient. 0 where that would take more memory
-        than the bounds themselves.
+    def _steepness(self, sweep: Sweep, row: Tensor, boxes: Tensor) -> Tensor | float:
+        """How steep one inequality of each of some boxes can be along each input, relative to the
+        steepest, `(R, n)`: bounds on its gradient. 0 where that would take more memory than the
+        bounds themselves.
         """
         widest = max(node.size for node in self.graph.nodes)
         if len(boxes) * widest > DEAR:
@@ -174,7 +176,8 @@ class BoxSearch(Frontier[Boxes]):
         spans = {j: (low[boxes], high[boxes]) for j, (low, high) in sweep.proved().items()}
         rows = torch.eye(self.graph.outputs, dtype=torch.float64)[1 + row[boxes]]
         low, high = adjoint(self.graph, spans, rows[:, None])
-        return (high - low)[:, 0].nan_to_num(nan=FAR, posinf=FAR).clamp(max=FAR)
+        steep = torch.maximum(-low, high)[:, 0]
+        return _share(steep.nan_to_num(nan=FAR, posinf=FAR).clamp(max=FAR))
 
     def _look(self, x: Tensor, corner: Tensor, outputs: Tensor) -> None:
         """Whether a clause holds in the middle of a box, or where its bound is least."""
@@ -298,3 +301,8 @@ def box_balls(low: Tensor, high: Tensor) -> Balls:
     x = low + (high - low) / 2
     sides = (torch.where(side > 0, rounded_up(side), 0.0) for side in (x - low, high - x))
     return boxed(x, *sides)
+
+
+def _share(values: Tensor) -> Tensor:
+    """Rows of numbers >= 0 relative to their largest."""
+    return values / values.amax(1, keepdim=True).clamp(min=FLOOR[torch.float64])

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.graph.graph import Graph
-from wassail.certificates.search.frontier import Frontier, Table
+from wassail.certificates.search.frontier import Frontier, Table, TensorRows
 from wassail.rounding import FAINT, FLOOR, UNIT
 
 WIDTH = 512  # domains split at once
@@ -100,7 +100,7 @@ def shallow_of(graph: Graph) -> Shallow | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Domains:
+class Domains(TensorRows):
     """D domains: left, right `(D, n)`, the box around it; sign `(D, u)`, 1 or -1 where a half-space
     is chosen, else 0; low, high `(D, u)`, bounds on z; tilt `(D, u)`, the coefficients of z that
     steps have found; bound `(D,)`.
@@ -113,18 +113,6 @@ class Domains:
     high: Tensor
     tilt: Tensor
     bound: Tensor
-
-    def take(self, rows: Tensor) -> Domains:
-        """Some of them."""
-        return Domains(*(getattr(self, f.name)[rows] for f in fields(self)))
-
-    def join(self, other: Domains) -> Domains:
-        """These, then the others."""
-        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
-        return Domains(*(torch.cat(pair) for pair in pairs))
-
-    def __len__(self) -> int:
-        return len(self.bound)
 
 
 class ShallowSearch(Frontier[Domains]):
