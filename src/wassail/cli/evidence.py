@@ -179,7 +179,14 @@ def _verify_pack(options: argparse.Namespace) -> int:
         data = None if options.data is None else data_from(options, options.data, max(len(run), 1))
         signer = options.seal or None
         found, known = verify_pack(
-            place, source.model, data, radii, signer=signer, seed=options.seed
+            place,
+            source.model,
+            data,
+            radii,
+            signer=signer,
+            seed=options.seed,
+            run=run,
+            files=None if own else source.info.get("files"),
         )
     if own:
         found = replace(found, unchecked=(*found.unchecked, f"{OWN_MODEL}."))

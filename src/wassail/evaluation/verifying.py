@@ -29,6 +29,7 @@ from wassail.evaluation.reading import CLEAN, ODD, Reading, unreadable
 from wassail.evaluation.reproving import prove_again
 from wassail.evaluation.result import Outcome
 from wassail.evaluation.settings import Settings
+from wassail.evaluation.store.encoding import unique
 from wassail.evaluation.store.store import Store
 from wassail.evaluation.summary import summary
 from wassail.evaluation.tasks.attack import Attack
@@ -587,7 +588,7 @@ def _share(radii: bool | float) -> float:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError):
         return None
 

@@ -14,6 +14,7 @@ gives the same bytes.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ from torch import Tensor
 from wassail.errors import InputError
 from wassail.evaluation.run import Evaluation
 from wassail.evaluation.sealing import SEAL, Seal, differences, digests, read_seal, sealed
-from wassail.evaluation.store.encoding import encode, read_bytes
+from wassail.evaluation.store.encoding import encode, has_content, parsed, read_bytes
 from wassail.evidence.document import document
 from wassail.evidence.page import page
 from wassail.evidence.settings import settings_text
@@ -50,11 +51,13 @@ SETTINGS = "settings.toml"
 SHIFT = "shift.npz"
 MODEL = "model.onnx"
 RUN = "run"
-FILES = {PAGE, RECORD, SETTINGS, SHIFT, MODEL, SEAL}
+REPORT = f"{RUN}/report.html"
+FILES = {PAGE, RECORD, SETTINGS, SHIFT, MODEL, SEAL, REPORT, f"{RUN}/config.json"}
 ENTRIES = 100_000  # files of a pack
 MOST_BYTES = 64 << 30  # of a pack
 DATE = (1980, 1, 1, 0, 0, 0)  # of every file in a zip: the first that the format can say
 BLOCK = 1 << 20
+BY_HAND = "unpack it by hand if you trust it, and give the folder."
 
 
 def is_pack(place: str | PathLike[str]) -> bool:
@@ -88,11 +91,11 @@ def write_pack(
     run = Evaluation.load(place / RUN)
     if not len(run):
         raise InputError("the run has no samples: a pack needs some.")
-    write_report(run, place / RUN / "report.html")
+    write_report(run, place / REPORT)
     for name in (SHIFT, MODEL):  # of a pack that was interrupted
         (place / name).unlink(missing_ok=True)
     if shift is not None:
-        _save_shift(place / SHIFT, *shift)
+        save(place / SHIFT, _arrays(*drawn(*shift)))
     if model is not None:
         save(place / MODEL, model)
     for name, text in texts(run, statement, measured(place, run), model is not None).items():
@@ -176,6 +179,8 @@ def listed(place: Path) -> list[str]:
                     f"{path.relative_to(place).as_posix()!r} in the pack {str(place)!r} is no "
                     "file: remove it."
                 )
+        if not below and not files and Path(folder) != place:
+            raise InputError(f"the pack {str(place)!r} has an empty folder: remove it.")
         names += [(Path(folder) / name).relative_to(place).as_posix() for name in files]
         if len(names) > ENTRIES:
             raise InputError(f"{str(place)!r} has more than {ENTRIES:,} files: it is no pack.")
@@ -188,8 +193,7 @@ def strangers(names: list[str]) -> list[str]:
     Args:
         names: of all files.
     """
-    mine = (f"{RUN}/results/", f"{RUN}/config.json", f"{RUN}/report.html")
-    return [name for name in names if name not in FILES and not name.startswith(mine)]
+    return [name for name in names if name not in FILES and not name.startswith(f"{RUN}/results/")]
 
 
 def write_zip(place: Path) -> Path:
@@ -199,7 +203,13 @@ def write_zip(place: Path) -> Path:
         place: of the pack.
     """
     target = place.absolute().with_name(place.absolute().name + ".zip")
-    with saving(target) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+    with saving(target) as file:
+        _zip(place, file)
+    return target
+
+
+def _zip(place: Path, file: IO[bytes]) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name in listed(place):
             about = zipfile.ZipInfo(name, DATE)
             about.external_attr = 0o644 << 16
@@ -207,7 +217,6 @@ def write_zip(place: Path) -> Path:
             about.file_size = (place / name).stat().st_size
             with archive.open(about, "w") as inside, open(place / name, "rb") as source:
                 shutil.copyfileobj(source, inside, BLOCK)
-    return target
 
 
 @contextmanager
@@ -228,7 +237,8 @@ def opened(place: str | PathLike[str]) -> Iterator[Path]:
 
 def _unpack(path: Path, target: Path) -> None:
     """Unpack what `write_zip` wrote. Compressed parts, links, names that lead elsewhere and parts
-    that overlap are refused: no pack has them.
+    that overlap are refused: no pack has them. Nor has one comments, or bytes that some programs
+    take for a file and others do not: what was unpacked must give the same bytes.
     """
     try:
         with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
@@ -237,8 +247,12 @@ def _unpack(path: Path, target: Path) -> None:
             for entry in entries:
                 place = target / entry.filename
                 place.parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(entry) as source, saving(place) as copy:
+                with archive.open(entry) as source, open(place, "xb") as copy:
                     shutil.copyfileobj(source, copy, BLOCK)
+        with tempfile.TemporaryFile() as made:
+            _zip(target, made)
+            if not _same(path, made):
+                raise InputError(f"{str(path)!r} is not as `wassail evidence` wrote it: {BY_HAND}")
     except (
         OSError,
         ValueError,
@@ -275,10 +289,16 @@ def _check_entries(entries: list[zipfile.ZipInfo], path: Path) -> None:
         elif not _harmless(entry.filename):
             problem = f"names a file that leads elsewhere ({_short(entry.filename)})"
     if problem is not None:
-        raise InputError(
-            f"{str(path)!r} {problem}, which no pack has: unpack it by hand if you trust it, and "
-            "give the folder."
-        )
+        raise InputError(f"{str(path)!r} {problem}, which no pack has: {BY_HAND}")
+
+
+def _same(path: Path, made: IO[bytes]) -> bool:
+    """Whether a file has the bytes of another."""
+    size = made.seek(0, os.SEEK_END)
+    made.seek(0)
+    with open(path, "rb") as file:
+        blocks = iter(lambda: file.read(BLOCK), b"")
+        return path.stat().st_size == size and all(made.read(BLOCK) == block for block in blocks)
 
 
 def _harmless(name: str) -> bool:
@@ -300,7 +320,7 @@ def read_record(place: Path) -> dict[str, Any]:
     """
     check_links(place / RECORD, place)
     try:
-        found = json.loads(read_bytes(place / RECORD, MAX_TEXT, whole=True).decode())
+        found = parsed(read_bytes(place / RECORD, MAX_TEXT, whole=True).decode())
     except (OSError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
@@ -339,13 +359,14 @@ def drawn(x: Tensor, y: Tensor, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x[chosen], y[chosen]
 
 
-def _save_shift(path: Path, x: Tensor, y: Tensor) -> None:
-    """Samples of later data, each array as it is: without times, so that bytes repeat."""
-    some, labels = drawn(x, y)
-    with saving(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for name, array in (("x", some.cpu().numpy()), ("y", labels.cpu().numpy())):
+def _arrays(x: Tensor, y: Tensor) -> bytes:
+    """Samples as an `.npz` file, each array as it is: without times, so that bytes repeat."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in (("x", x.cpu().numpy()), ("y", y.cpu().numpy())):
             with archive.open(zipfile.ZipInfo(f"{name}.npy", DATE), "w") as inside:
                 np.lib.format.write_array(inside, np.ascontiguousarray(array), allow_pickle=False)
+    return made.getvalue()
 
 
 def measured(place: Path, run: Evaluation) -> ShiftBetween | None:
@@ -368,6 +389,8 @@ def measured(place: Path, run: Evaluation) -> ShiftBetween | None:
             "the shape of its own."
         )
     x, y = (torch.from_numpy(np.array(part)) for part in (table.x, table.y))
+    if not has_content(path, _arrays(x, y)):
+        raise InputError(f"{SHIFT} holds more than samples and labels: it was changed.")
     order = next((order for order in run.orders if order != float("inf")), 1.0)
     return shift_between(
         drawn(mine, run.y),

@@ -22,7 +22,9 @@ from wassail.evaluation.sealing import SEAL, Seal, sealed
 from wassail.evidence.pack import (
     MODEL,
     RECORD,
+    REPORT,
     RUN,
+    SHIFT,
     check_pack_seal,
     listed,
     measured,
@@ -39,11 +41,11 @@ from wassail.zoo.weights import sha256
 
 SHARE = 0.1  # of the radii, proved again unless more is asked for
 FORMAT = "wassail verification 1"
-REPORT = f"{RUN}/report.html"
 AUTHOR = (
     "what the author states: the purpose, how the samples were drawn, why this eps, the unit and "
     "the limits."
 )
+LATER = f"whether the samples of {SHIFT} are later data: they are the author's choice."
 CLOSE = 1e-9  # relative: by so much the figures of another processor may differ
 
 
@@ -66,6 +68,8 @@ def verify_pack(
     *,
     signer: str | None = None,
     seed: int | None = None,
+    run: Evaluation | None = None,
+    files: Mapping[str, Any] | None = None,
 ) -> tuple[Verification, Seal]:
     """What of a pack does not hold for a model, what was looked at, and what was not; and its seal.
 
@@ -76,12 +80,20 @@ def verify_pack(
         radii: share of the radii that is proved again; default 0.1.
         signer: the key that must have signed the pack, as in `check_seal`; default None.
         seed: of the random choices; default None, a new one.
+        run: of the pack, where it was loaded; default None.
+        files: digests of the files of the model, where it is not the one in the pack; default None.
     """
-    run = load(place)
+    run = load(place) if run is None else run
     known = check_pack_seal(place, run, signer)
     found = run.verify(model, data, radii, seed=seed)
     problems, checked = check_files(place, run)
     more, told = _findings(run, model)
+    unchecked = [AUTHOR, *([LATER] if (place / SHIFT).exists() else [])]
+    if files is not None and (place / MODEL).exists():
+        if not any(name.endswith(".onnx") for name in files):
+            unchecked.append(f"whether {MODEL} is the model that was given.")
+        elif sha256(place / MODEL) not in files.values():
+            problems.append(f"{MODEL} is not the file of the model that was given.")
     said = str(known)
     covered = ["file evidence.json", "file evidence.html", "file settings.toml", f"file {SEAL}"]
     covered += [f"file {Path(REPORT).name}"]
@@ -90,7 +102,7 @@ def verify_pack(
         found,
         problems=(*found.problems, *problems, *more, *(() if known else (said,))),
         checked=(*found.checked, *checked, *told, *((said,) if known else ())),
-        unchecked=(*found.unchecked, AUTHOR),
+        unchecked=(*found.unchecked, *unchecked),
         fields=tuple(fields),
         unread=tuple(name for name in found.unread if name not in fields),
     )
