@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import wassail as ws
-from support.forged import network, samples
+from support.forged import boxed, network, samples
 from support.forged_packs import HOSTILE, WORDS, good_pack
 from wassail.cli.parser import main
 from wassail.errors import InputError
@@ -24,7 +24,7 @@ from wassail.evidence.clauses import NOT_COVERED, PARTS, clauses, mapped
 from wassail.evidence.document import document, schema_text
 from wassail.evidence.page import page
 from wassail.evidence.statement import Statement, read_statement
-from wassail.evidence.verify import LATER, verify_pack
+from wassail.evidence.verify import LATER, check_files, load, verify_pack
 
 SMALL = "-n 6 --eps 0.05 --order 1 inf --attacks fgsm --certify crown --no-look --quiet"
 
@@ -268,3 +268,25 @@ def test_a_box_file_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     Path("t.csv").write_text("a,b,label\n1,0.5,x\n-2,3.25,y\n")
     assert main(["init", "box.csv", "--box-of", "t.csv"]) == 0
     assert Path("box.csv").read_text() == "feature,low,high,scale\na,-2.0,1.0,\nb,0.5,3.25,\n"
+
+
+def test_a_pack_has_the_boxes_of_its_features(tmp_path: Path) -> None:
+    """With them the evaluation can be made again; a box file of another origin is refused."""
+    place = tmp_path / "pack"
+    (place / "run").mkdir(parents=True)
+    boxed(True)(place / "run")
+    pack.write_pack(place, WORDS)
+    text = "feature,low,high,scale\nage,0.0,1.0,0.0\ndose,0.0,1.0,1.0\n"
+    assert (place / "box.csv").read_text() == text
+    record = pack.read_record(place)
+    assert "--box PACK/box.csv" in record["commands"]["make"]["words"]
+    run = load(place)
+    assert check_files(place, run)[0] == []
+    (place / "box.csv").write_text("feature,low,high,scale\nage,0,1,1\ndose,0,1,1\n")
+    assert "box.csv does not say what the run says" in check_files(place, run)[0][0]
+
+
+def test_a_box_file_in_a_pack_without_boxes(made: Path, tmp_path: Path) -> None:
+    place = Path(shutil.copytree(made, tmp_path / "pack"))
+    (place / "box.csv").write_text("feature,low,high,scale\n")
+    assert check_files(place, load(place))[0] == ["'box.csv' is no part of a pack."]

@@ -17,7 +17,7 @@ from wassail.evaluation.run import Evaluation
 from wassail.evaluation.signoff import CONDITIONS, NOT_CHECKED, Verdict, check
 from wassail.evidence.clauses import clauses, mapped
 from wassail.evidence.figures import figures
-from wassail.evidence.question import question
+from wassail.evidence.question import own_boxes, question
 from wassail.evidence.statement import Statement
 from wassail.report.again import again
 from wassail.report.machine import as_json
@@ -88,7 +88,9 @@ def commands(run: Evaluation, model: str | None) -> dict[str, dict[str, str]]:
     data = rest[rest.index("--data") + 1]
     look = shlex.join(["wassail", "verify", "PACK", *mine, *rest])
     options = [word for word in rest if word not in ("--data", data)]
-    make = ["wassail", "evidence", name, "--data", data, *options]
+    box = ["--box", "PACK/box.csv"] if own_boxes(run) else []
+    own = ["--include-model"] if model is not None else []
+    make = ["wassail", "evidence", name, "--data", data, *options, *box, *own]
     return {
         "make": {
             "words": shlex.join([*make, "--config", "PACK/settings.toml", "--out", "AGAIN"]),

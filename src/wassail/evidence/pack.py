@@ -3,6 +3,7 @@
     evidence.html       for people, also on paper
     evidence.json       for machines
     settings.toml       to make the evaluation again
+    box.csv             the box and the unit of each feature, where they have their own
     run/                the evaluation: configuration, results, page
     shift.npz           samples of later data, where a shift was measured
     model.onnx          the model, where it was included
@@ -37,7 +38,8 @@ from wassail.evaluation.sealing import SEAL, Seal, differences, digests, read_se
 from wassail.evaluation.store.encoding import encode, has_content, parsed, read_bytes
 from wassail.evidence.document import document
 from wassail.evidence.page import page
-from wassail.evidence.settings import settings_text
+from wassail.evidence.question import own_boxes
+from wassail.evidence.settings import box_text, settings_text
 from wassail.evidence.statement import Statement, read_statement
 from wassail.report.page import write_report
 from wassail.transport.between import MOST, ShiftBetween, shift_between
@@ -48,11 +50,12 @@ FORMAT = "wassail pack 1"
 PAGE = "evidence.html"
 RECORD = "evidence.json"
 SETTINGS = "settings.toml"
+BOX = "box.csv"
 SHIFT = "shift.npz"
 MODEL = "model.onnx"
 RUN = "run"
 REPORT = f"{RUN}/report.html"
-FILES = {PAGE, RECORD, SETTINGS, SHIFT, MODEL, SEAL, REPORT, f"{RUN}/config.json"}
+GIVEN = {SHIFT, MODEL, SEAL, f"{RUN}/config.json"}  # what does not follow from the results
 ENTRIES = 100_000  # files of a pack
 MOST_BYTES = 64 << 30  # of a pack
 DATE = (1980, 1, 1, 0, 0, 0)  # of every file in a zip: the first that the format can say
@@ -92,7 +95,7 @@ def write_pack(
     if not len(run):
         raise InputError("the run has no samples: a pack needs some.")
     write_report(run, place / REPORT)
-    for name in (SHIFT, MODEL):  # of a pack that was interrupted
+    for name in (BOX, SHIFT, MODEL):  # of a pack that was interrupted
         (place / name).unlink(missing_ok=True)
     if shift is not None:
         save(place / SHIFT, _arrays(*drawn(*shift)))
@@ -116,11 +119,12 @@ def texts(
         model: whether the model is included.
     """
     record = document(run, statement, shift, MODEL if model else None)
-    return {
+    made = {
         RECORD: json.dumps(record, indent=1, allow_nan=False) + "\n",
         PAGE: page(record, run),
         SETTINGS: settings_text(run, statement),
     }
+    return made | ({BOX: box_text(run)} if own_boxes(run) else {})
 
 
 def claim_of(place: Path, run: Evaluation) -> dict[str, Any]:
@@ -185,15 +189,6 @@ def listed(place: Path) -> list[str]:
         if len(names) > ENTRIES:
             raise InputError(f"{str(place)!r} has more than {ENTRIES:,} files: it is no pack.")
     return sorted(names)
-
-
-def strangers(names: list[str]) -> list[str]:
-    """Names of files that are no part of a pack.
-
-    Args:
-        names: of all files.
-    """
-    return [name for name in names if name not in FILES and not name.startswith(f"{RUN}/results/")]
 
 
 def write_zip(place: Path) -> Path:

@@ -277,6 +277,8 @@ def _answer(
         return HOLDS, "The guarantee still speaks about these data"
     if alone.chance > CHANCE and fell:
         return UNKNOWN, "These samples cannot tell: only the accuracy shows a shift"
+    if alone.chance > CHANCE and seen and proportion_at_least(*seen, CONFIDENCE) < promised:
+        return UNKNOWN, "These samples are too few to tell"
     if alone.chance > CHANCE:
         return (
             HOLDS,

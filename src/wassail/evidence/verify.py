@@ -20,17 +20,19 @@ from wassail.evaluation.reading import ODD
 from wassail.evaluation.run import Evaluation
 from wassail.evaluation.sealing import SEAL, Seal, sealed
 from wassail.evidence.pack import (
+    GIVEN,
     MODEL,
+    PAGE,
     RECORD,
     REPORT,
     RUN,
+    SETTINGS,
     SHIFT,
     check_pack_seal,
     listed,
     measured,
     read_record,
     statement_of,
-    strangers,
     texts,
 )
 from wassail.network import Model, frozen, versions
@@ -95,8 +97,7 @@ def verify_pack(
         elif sha256(place / MODEL) not in files.values():
             problems.append(f"{MODEL} is not the file of the model that was given.")
     said = str(known)
-    covered = ["file evidence.json", "file evidence.html", "file settings.toml", f"file {SEAL}"]
-    covered += [f"file {Path(REPORT).name}"]
+    covered = [f"file {name}" for name in (RECORD, PAGE, SETTINGS, SEAL, Path(REPORT).name)]
     fields = dict.fromkeys([*found.fields, *covered])
     whole = replace(
         found,
@@ -118,7 +119,6 @@ def check_files(place: Path, run: Evaluation) -> tuple[list[str], list[str]]:
         run: its run.
     """
     names = listed(place)
-    problems = [f"{name!r} is no part of a pack." for name in strangers(names)[:3]]
     try:
         made = texts(run, statement_of(place), measured(place, run), MODEL in names)
     except ODD as error:
@@ -128,6 +128,9 @@ def check_files(place: Path, run: Evaluation) -> tuple[list[str], list[str]]:
             f"the run of the pack {str(place)!r} makes no sense: it is damaged."
         ) from None
     made[REPORT] = report(run)
+    known = GIVEN | made.keys()
+    strange = [n for n in names if n not in known and not n.startswith(f"{RUN}/results/")]
+    problems = [f"{name!r} is no part of a pack." for name in strange[:3]]
     if MODEL in names and sha256(place / MODEL) not in _model_digests(run):
         problems.append(f"{MODEL} is not the file that the run names.")
     for name, text in made.items():
