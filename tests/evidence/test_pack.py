@@ -200,6 +200,8 @@ def test_the_command_line(
     assert verified["holds"] and verified["share_of_radii"] == "0.1"
     Path("pack/evidence.html").write_text("<h1>all is well</h1>")
     assert main(["verify", "pack", "--seed", "0"]) == 1
+    assert main(["recheck", "pack", "--data", "digits"]) == 2
+    assert "the pack was changed: its seal does not fit" in capsys.readouterr().err
     settings = ["--config", "pack/settings.toml", "--out", "again"]
     assert main(["evidence", "digits-mlp", "--data", "digits", *settings, "--quiet"]) == 1
     first, second = (

@@ -167,7 +167,8 @@ def _verify_pack(options: argparse.Namespace) -> int:
         raise InputError("-o is for runs: for a pack, --record FILE names what is written.")
     share = _share(options.radii)
     from wassail.evidence.pack import opened
-    from wassail.evidence.verify import SHARE, load, record_text, verify_pack, write_record
+    from wassail.evidence.verify import SHARE, load, record_text, verify_pack
+    from wassail.writing import save
 
     use_threads(options)
     radii = SHARE if share is None else share
@@ -195,7 +196,7 @@ def _verify_pack(options: argparse.Namespace) -> int:
         options.record or f"{str(options.folder).rstrip('/').removesuffix('.zip')}.verified.json"
     )
     with writing(Path(target)):
-        print(f"wrote {write_record(target, record_text(found, known, radii, options.key))}")
+        print(f"wrote {save(target, record_text(found, known, radii, options.key))}")
     return 0 if found else 1
 
 
@@ -212,13 +213,17 @@ def recheck_command(options: argparse.Namespace) -> int:
     checked_threads(options)
     if options.data is None:
         raise InputError("new data are needed: add --data NEW.")
-    from wassail.evidence.pack import opened
+    from wassail.evidence.pack import check_pack_seal, opened
     from wassail.evidence.recheck import recheck
     from wassail.evidence.verify import load
 
     use_threads(options)
     with opened(options.folder) as place:
         run = load(place)
+        if not (known := check_pack_seal(place, run)):
+            raise InputError(
+                f"the pack was changed: {known} Take one that `wassail verify` passes."
+            )
         source, _ = _model(options, place, run)
         found = recheck(
             run,

@@ -8,7 +8,6 @@ distribution are apart, too: how far is measured by random halves, and stands be
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from wassail.errors import FAILS, HOLDS, UNKNOWN, InputError
 from wassail.evaluation.run import Evaluation
 from wassail.evidence.figures import of_samples
 from wassail.evidence.pack import drawn
+from wassail.evidence.question import own_boxes
 from wassail.losses import predict
 from wassail.network import BATCH_SIZE, Model, Network, device_of, frozen
 from wassail.threat import floor_percent, show
@@ -81,15 +81,15 @@ class Recheck:
 
     def __str__(self) -> str:
         lines = [
-            f"  share {row.share:g}: eps {_eps(row.eps)} (by chance {_eps(row.baseline)}, as far "
+            f"  share {row.share:g}: eps {show(row.eps)} (by chance {show(row.baseline)}, as far "
             f"in {100 * row.chance:.0f} % of random halves), guarantee "
             f"{floor_percent(row.guarantee)} %"
             for row in self.rows
         ]
         if self.alone is not None:
             lines.append(
-                f"  inputs without labels: eps {_eps(self.alone.eps)} (by chance "
-                f"{_eps(self.alone.baseline)}, as far in {100 * self.alone.chance:.0f} % of random "
+                f"  inputs without labels: eps {show(self.alone.eps)} (by chance "
+                f"{show(self.alone.baseline)}, as far in {100 * self.alone.chance:.0f} % of random "
                 "halves)"
             )
         return "\n".join([self.sentence, *lines, *([self.caution] if lines else [])])
@@ -126,7 +126,11 @@ def recheck(run: Evaluation, data: Any, model: Model | None = None, seed: int = 
     right = None if model is None else _right(rescaled, x, y)
     shift, mine = _shift(run, x, y, seed)
     alone = _alone(run, x, shift.order, seed)
-    rows = tuple(_row(run, shift.order, *entry) for entry in _entries(shift))
+    curve = run.curve(shift.order)
+    rows = tuple(
+        AtShare(*at, _curve(run, curve, at[0])(at[1])[0] if math.isfinite(at[1]) else 0.0)
+        for at in zip(shift.shares, shift.eps, shift.baseline, shift.chance)
+    )
     if right is not None:
         _agree(run, mine, rows, shift.order, rescaled, *drawn(x, y, seed + 1))
     seen = None if right is None else (int(right.sum()), len(right))
@@ -145,10 +149,9 @@ def _promise(run: Evaluation) -> float:
 
 def _outside(run: Evaluation, x: Tensor, y: Tensor) -> int:
     """How many new samples lie outside the box of the pack."""
-    about = run.info.get("data")
     domain = run.threat.domain
-    if isinstance(about, Mapping) and isinstance(about.get("scale"), list):
-        features = features_of(about)
+    if own_boxes(run):
+        features = features_of(run.info["data"])
         if x.ndim != 2 or x.shape[1] != len(features.low):
             return 0  # refused later, with both shapes
         inside = (x.double() >= features.low) & (x.double() <= features.high)
@@ -206,22 +209,9 @@ def _alone(run: Evaluation, x: Tensor, order: float, seed: int) -> AtShare:
     return AtShare(1.0, eps, usual, found.chance[0], at_best)
 
 
-def _entries(shift: ShiftBetween) -> list[tuple[float, float, float, float]]:
-    return list(zip(shift.shares, shift.eps, shift.baseline, shift.chance))
-
-
 def _curve(run: Evaluation, curve: RiskCurve, share: float) -> RiskCurve:
     price = run.others.get("label_cost", math.inf)
     return replace(curve, subpopulation=share, label_cost=price)
-
-
-def _row(
-    run: Evaluation, order: float, share: float, eps: float, usual: float, chance: float
-) -> AtShare:
-    """What the pack guarantees at one share of people."""
-    curve = _curve(run, run.curve(order), share)
-    guarantee = curve(eps)[0] if math.isfinite(eps) else 0.0
-    return AtShare(share, eps, usual, chance, guarantee)
 
 
 def _agree(
@@ -314,7 +304,7 @@ def _sentence(
     if finite:
         best = max(finite, key=lambda row: row.guarantee)
         parts.append(
-            f"at the measured shift (share {best.share:g}, eps {_eps(best.eps)}, order "
+            f"at the measured shift (share {best.share:g}, eps {show(best.eps)}, order "
             f"{order:g}) at least {floor_percent(best.guarantee)} % is guaranteed"
         )
     if seen is None:
@@ -322,7 +312,3 @@ def _sentence(
     else:
         parts.append(f"and {100 * seen[0] / seen[1]:.2f} % of {seen[1]:,} new samples are correct")
     return ", ".join(parts) + "."
-
-
-def _eps(value: float) -> str:
-    return show(value) if math.isfinite(value) else "inf"

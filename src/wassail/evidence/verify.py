@@ -35,9 +35,10 @@ from wassail.evidence.pack import (
     statement_of,
     texts,
 )
+from wassail.evidence.question import recorded
 from wassail.network import Model, frozen, versions
 from wassail.report.page import report
-from wassail.writing import MAX_TEXT, read_small, save
+from wassail.writing import MAX_TEXT, read_small
 from wassail.zoo.features import as_evaluated
 from wassail.zoo.weights import sha256
 
@@ -131,13 +132,14 @@ def check_files(place: Path, run: Evaluation) -> tuple[list[str], list[str]]:
     known = GIVEN | made.keys()
     strange = [n for n in names if n not in known and not n.startswith(f"{RUN}/results/")]
     problems = [f"{name!r} is no part of a pack." for name in strange[:3]]
-    if MODEL in names and sha256(place / MODEL) not in _model_digests(run):
+    stated = recorded(recorded(run.info, "model"), "files")
+    if MODEL in names and sha256(place / MODEL) not in stated.values():
         problems.append(f"{MODEL} is not the file that the run names.")
     for name, text in made.items():
-        stated = read_small(place / name, MAX_TEXT, "a part of a pack") if name in names else None
-        if stated is None:
+        found = read_small(place / name, MAX_TEXT, "a part of a pack") if name in names else None
+        if found is None:
             problems.append(f"the pack has no {name}.")
-        elif stated != text.encode() and not (name == RECORD and _same(stated, text)):
+        elif found != text.encode() and not (name == RECORD and _same(found, text)):
             problems.append(
                 f"{name} does not say what the run says, as this version writes it{_made_by(run)}."
             )
@@ -151,18 +153,10 @@ def check_files(place: Path, run: Evaluation) -> tuple[list[str], list[str]]:
 
 def _made_by(run: Evaluation) -> str:
     """Which version of the package to take instead; "" where the pack is of this one."""
-    stated = run.info.get("versions")
-    theirs = stated.get("wassail") if isinstance(stated, Mapping) else None
+    theirs = recorded(run.info, "versions").get("wassail")
     if theirs is None or theirs == versions()["wassail"]:
         return ""
     return f"; the pack says that wassail {theirs} made it: verify it with that version, too"
-
-
-def _model_digests(run: Evaluation) -> list[Any]:
-    """The digests of the model's files, as the run records them."""
-    about = run.info.get("model")
-    files = about.get("files") if isinstance(about, Mapping) else None
-    return list(files.values()) if isinstance(files, Mapping) else []
 
 
 def _same(stated: bytes, text: str) -> bool:
@@ -229,13 +223,3 @@ def record_text(
         "versions": versions(),
     }
     return sealed(claim, key)
-
-
-def write_record(path: str | PathLike[str], text: str) -> Path:
-    """Write the record of a verification; its path is returned.
-
-    Args:
-        path: of the file.
-        text: as `record_text` gives it.
-    """
-    return save(path, text)
