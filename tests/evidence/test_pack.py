@@ -25,6 +25,7 @@ from wassail.evidence.document import document, schema_text
 from wassail.evidence.page import page
 from wassail.evidence.statement import Statement, read_statement
 from wassail.evidence.verify import LATER, check_files, load, verify_pack
+from wassail.zoo.models import open_model
 
 SMALL = "-n 6 --eps 0.05 --order 1 inf --attacks fgsm --certify crown --no-look --quiet"
 
@@ -292,3 +293,33 @@ def test_a_box_file_in_a_pack_without_boxes(made: Path, tmp_path: Path) -> None:
     place = Path(shutil.copytree(made, tmp_path / "pack"))
     (place / "box.csv").write_text("feature,low,high,scale\n")
     assert check_files(place, load(place))[0] == ["'box.csv' is no part of a pack."]
+
+
+@pytest.mark.slow
+def test_a_pack_keeps_the_order_of_its_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """New samples with names of classes are numbered as those of the pack."""
+    pytest.importorskip("onnx")
+    from fuzz.build import onnx_model
+
+    monkeypatch.chdir(tmp_path)
+    onnx_model(tmp_path / "net.onnx", "dense")
+    x = torch.rand(30, 4, generator=torch.Generator().manual_seed(0))
+    y = open_model("net.onnx").model(x).argmax(1)
+    names = [f"class {9 - label}" for label in y.tolist()]  # the alphabet has them the other way
+    rows = [",".join([*map(str, sample), name]) for sample, name in zip(x.tolist(), names)]
+    Path("d.csv").write_text("\n".join(["a,b,c,d,label", *rows]) + "\n")
+    words = "evidence net.onnx --data d.csv --eps 0.01 --attacks fgsm --certify crown --no-look"
+    order = ["--classes", "class 9,class 8,class 7", "--include-model", "--quiet"]
+    assert main([*words.split(), *order, "--out", "pack"]) == 0
+    capsys.readouterr()
+    assert main(["verify", "pack", "--data", "d.csv", "--seed", "0"]) == 0
+    assert "the order of the classes: that of the pack" in capsys.readouterr().out
+    assert main(["recheck", "pack", "--data", "d.csv"]) == 0
+    assert "100.00 % of 30 new samples" in capsys.readouterr().out
+
+
+def test_what_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "nowhere"]) == 2
+    assert "'nowhere' is not there" in capsys.readouterr().err
