@@ -98,7 +98,7 @@ def write_pack(
     for name in (BOX, SHIFT, MODEL):  # of a pack that was interrupted
         (place / name).unlink(missing_ok=True)
     if shift is not None:
-        save(place / SHIFT, _arrays(*drawn(*shift)))
+        save(place / SHIFT, _arrays(*(part[drawn(len(part))] for part in shift)))
     if model is not None:
         save(place / MODEL, model)
     for name, text in texts(run, statement, measured(place, run), model is not None).items():
@@ -328,17 +328,14 @@ def _tidy(run: Path) -> None:
         (run / name).unlink(missing_ok=True)
 
 
-def drawn(x: Tensor, y: Tensor, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """As many samples as a measured shift looks at, drawn at random.
+def drawn(n: int, seed: int = 0) -> Tensor:
+    """The places of as many of n samples as a measured shift looks at, drawn at random, sorted.
 
     Args:
-        x: samples `(N, *shape)`.
-        y: labels `(N,)`.
+        n: number of samples.
         seed: of the draw.
     """
-    rng = np.random.default_rng(seed)
-    chosen = torch.from_numpy(np.sort(rng.permutation(len(x))[:MOST]))
-    return x[chosen], y[chosen]
+    return torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(n)[:MOST]))
 
 
 def _arrays(x: Tensor, y: Tensor) -> bytes:
@@ -373,9 +370,10 @@ def measured(place: Path, run: Evaluation) -> ShiftBetween | None:
     x, y = (torch.from_numpy(np.array(part)) for part in (table.x, table.y))
     if not has_content(path, _arrays(x, y)):
         raise InputError(f"{SHIFT} holds more than samples and labels: it was changed.")
+    some = drawn(len(run))
     order = next((order for order in run.orders if order != float("inf")), 1.0)
     return shift_between(
-        drawn(mine, run.y),
+        (mine[some], run.y[some]),
         (x, y),
         run.threat.norm,
         order,

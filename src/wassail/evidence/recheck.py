@@ -22,7 +22,7 @@ from wassail.evidence.question import own_boxes
 from wassail.losses import predict
 from wassail.network import BATCH_SIZE, Model, Network, device_of, frozen
 from wassail.threat import floor_percent, show
-from wassail.transport.between import MOST, ShiftBetween, shift_between
+from wassail.transport.between import ShiftBetween, shift_between
 from wassail.transport.confidence import proportion_at_least
 from wassail.transport.curve import RiskCurve
 from wassail.zoo.datasets import open_data
@@ -108,7 +108,7 @@ def recheck(run: Evaluation, data: Any, model: Model | None = None, seed: int = 
         raise InputError("the pack proves nothing, so there is no guarantee: make one that does.")
     promised = _promise(run)
     new = open_data(data)
-    outside = _outside(run, *new.read(0, len(new)))
+    outside = _outside(run, new.read(0, len(new))[0])
     if outside:
         text = (
             f"The guarantee does not speak about these data: {outside:,} of {len(new):,} samples "
@@ -124,15 +124,16 @@ def recheck(run: Evaluation, data: Any, model: Model | None = None, seed: int = 
             f"{tuple(run.images([])[0].shape[1:])}: give data of the same kind."
         )
     right = None if model is None else _right(rescaled, x, y)
-    shift, mine = _shift(run, x, y, seed)
-    alone = _alone(run, x, shift.order, seed)
+    mine, later = drawn(len(run), seed), drawn(len(x), seed + 1)
+    shift = _shift(run, mine, (x[later], y[later]), seed)
+    alone = _alone(run, mine, x[later], shift.order, seed)
     curve = run.curve(shift.order)
     rows = tuple(
         AtShare(*at, _curve(run, curve, at[0])(at[1])[0] if math.isfinite(at[1]) else 0.0)
         for at in zip(shift.shares, shift.eps, shift.baseline, shift.chance)
     )
     if right is not None:
-        _agree(run, mine, rows, shift.order, rescaled, *drawn(x, y, seed + 1))
+        _agree(run, mine, rows, shift.order, float(right[later].double().mean()))
     seen = None if right is None else (int(right.sum()), len(right))
     strange = sorted(set(y.tolist()) - set(run.y.tolist()))
     whole = run.others.get("subpopulation", 1.0) == 1
@@ -147,7 +148,7 @@ def _promise(run: Evaluation) -> float:
     return curve(run.threat.eps)[0]
 
 
-def _outside(run: Evaluation, x: Tensor, y: Tensor) -> int:
+def _outside(run: Evaluation, x: Tensor) -> int:
     """How many new samples lie outside the box of the pack."""
     domain = run.threat.domain
     if own_boxes(run):
@@ -170,37 +171,27 @@ def _right(model: Model, x: Tensor, y: Tensor) -> Tensor:
         return predict(network.logits(x, network.rows).cpu(), y) == y
 
 
-def _shift(run: Evaluation, x: Tensor, y: Tensor, seed: int) -> tuple[ShiftBetween, Tensor]:
-    """The shift from the samples of the pack to the new ones, and which of its samples were
-    drawn.
-    """
-    order = run.threat.order if run.threat.order != math.inf else 1.0
-    places, _ = drawn(torch.arange(len(run)), run.y, seed)
-    before = run.images(places.tolist())[0]
-    asked = run.others.get("subpopulation", 1.0)
-    shift = shift_between(
-        (before, run.y[places]),
-        drawn(x, y, seed + 1),
+def _shift(run: Evaluation, mine: Tensor, later: tuple[Tensor, Tensor], seed: int) -> ShiftBetween:
+    """The shift from some samples of the pack to new ones, for each share of people."""
+    return shift_between(
+        (run.images(mine.tolist())[0], run.y[mine]),
+        later,
         run.threat.norm,
-        order,
+        run.threat.order if run.threat.order != math.inf else 1.0,
         label_cost=run.others.get("label_cost", math.inf),
-        shares=sorted({*SHARES, asked}),
+        shares=sorted({*SHARES, run.others.get("subpopulation", 1.0)}),
         seed=seed,
     )
-    return shift, places
 
 
-def _alone(run: Evaluation, x: Tensor, order: float, seed: int) -> AtShare:
+def _alone(run: Evaluation, mine: Tensor, later: Tensor, order: float, seed: int) -> AtShare:
     """The shift of the inputs without their labels, equally many of each: labels only add to it.
 
     What is guaranteed at eps less the baseline is the most that could hold, if chance were all of
     the baseline.
     """
-    n = min(len(run), len(x), MOST)
-    none = torch.zeros(max(len(run), len(x)))
-    places, _ = drawn(torch.arange(len(run)), none[: len(run)], seed)
-    later, _ = drawn(x, none[: len(x)], seed + 1)
-    before = run.images(places.tolist()[:n])[0]
+    n = min(len(mine), len(later))
+    before = run.images(mine.tolist()[:n])[0]
     found = shift_between(
         before, later[:n], run.threat.norm, order, shares=[1], repeats=REPEATS, seed=seed
     )
@@ -215,13 +206,7 @@ def _curve(run: Evaluation, curve: RiskCurve, share: float) -> RiskCurve:
 
 
 def _agree(
-    run: Evaluation,
-    places: Tensor,
-    rows: tuple[AtShare, ...],
-    order: float,
-    model: Model,
-    x: Tensor,
-    y: Tensor,
+    run: Evaluation, places: Tensor, rows: tuple[AtShare, ...], order: float, seen: float
 ) -> None:
     """Refuse new samples that contradict the radii: on the samples that were drawn, the accuracy
     seen is at or above what is certified at their distance.
@@ -229,7 +214,6 @@ def _agree(
     mine = torch.zeros(len(run), dtype=torch.bool)
     mine[places] = True
     curve = replace(of_samples(run, mine), order=order)
-    seen = float(_right(model, x, y).double().mean())
     for row in rows:
         if not math.isfinite(row.eps):
             continue
