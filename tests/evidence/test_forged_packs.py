@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from support.forged import network, samples
-from support.forged_packs import FORGED_RUNS, PACKS, good_pack
+from support.forged_packs import FORGED_RUNS, PACKS, REWRITTEN, another_model, good_pack
 from wassail.errors import InputError
 from wassail.evaluation.reading import ODD
-from wassail.evidence.pack import check_pack_seal
+from wassail.evidence.pack import check_pack_seal, opened, write_zip
 from wassail.evidence.verify import check_files, load, verify_pack
 
 
@@ -42,6 +42,26 @@ def test_a_forged_pack_does_not_fit_its_run(name: str, made: Path, tmp_path: Pat
     with suppress(InputError):
         run = load(place)
         assert not check_pack_seal(place, run) or check_files(place, run)[0]
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_a_zip_that_says_more_than_its_pack_is_refused(
+    name: str, made: Path, tmp_path: Path
+) -> None:
+    path = write_zip(Path(shutil.copytree(made, tmp_path / "pack")))
+    REWRITTEN[name](path)
+    with pytest.raises(InputError, match="pack"), opened(path):
+        pass
+
+
+def test_another_model_in_the_pack(made: Path, tmp_path: Path) -> None:
+    """What is verified is the model that the reader gives; the file in the pack is compared."""
+    place = Path(shutil.copytree(made, tmp_path / "pack"))
+    another_model(place)
+    given = verify_pack(place, network(), samples(), 0.0, seed=0, files={"net.onnx": "ab" * 32})[0]
+    assert given.problems == ("model.onnx is not the file of the model that was given.",)
+    code = verify_pack(place, network(), samples(), 0.0, seed=0, files={"weights.pt": "ab" * 32})[0]
+    assert "whether model.onnx is the model that was given." in code.unchecked
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import wassail as ws
-from support.forged import network, samples
+from support.forged import boxed, network, samples
 from support.forged_packs import HOSTILE, WORDS, good_pack
 from wassail.cli.parser import main
 from wassail.errors import InputError
@@ -24,7 +24,8 @@ from wassail.evidence.clauses import NOT_COVERED, PARTS, clauses, mapped
 from wassail.evidence.document import document, schema_text
 from wassail.evidence.page import page
 from wassail.evidence.statement import Statement, read_statement
-from wassail.evidence.verify import verify_pack
+from wassail.evidence.verify import LATER, check_files, load, verify_pack
+from wassail.zoo.models import open_model
 
 SMALL = "-n 6 --eps 0.05 --order 1 inf --attacks fgsm --certify crown --no-look --quiet"
 
@@ -40,7 +41,7 @@ def test_a_good_pack_holds(made: Path) -> None:
     assert found and known and known.signer is None, found
     told = str(found)
     assert "were computed anew" in told and "all 11 radii" in told
-    assert "not checked: what the author states" in told
+    assert "not checked: what the author states" in told and LATER in found.unchecked
 
 
 def test_the_record_fits_its_schema(made: Path) -> None:
@@ -200,6 +201,8 @@ def test_the_command_line(
     assert verified["holds"] and verified["share_of_radii"] == "0.1"
     Path("pack/evidence.html").write_text("<h1>all is well</h1>")
     assert main(["verify", "pack", "--seed", "0"]) == 1
+    assert main(["recheck", "pack", "--data", "digits"]) == 2
+    assert "the pack was changed: its seal does not fit" in capsys.readouterr().err
     settings = ["--config", "pack/settings.toml", "--out", "again"]
     assert main(["evidence", "digits-mlp", "--data", "digits", *settings, "--quiet"]) == 1
     first, second = (
@@ -268,3 +271,55 @@ def test_a_box_file_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     Path("t.csv").write_text("a,b,label\n1,0.5,x\n-2,3.25,y\n")
     assert main(["init", "box.csv", "--box-of", "t.csv"]) == 0
     assert Path("box.csv").read_text() == "feature,low,high,scale\na,-2.0,1.0,\nb,0.5,3.25,\n"
+
+
+def test_a_pack_has_the_boxes_of_its_features(tmp_path: Path) -> None:
+    """With them the evaluation can be made again; a box file of another origin is refused."""
+    place = tmp_path / "pack"
+    (place / "run").mkdir(parents=True)
+    boxed(True)(place / "run")
+    pack.write_pack(place, WORDS)
+    text = "feature,low,high,scale\nage,0.0,1.0,0.0\ndose,0.0,1.0,1.0\n"
+    assert (place / "box.csv").read_text() == text
+    record = pack.read_record(place)
+    assert "--box PACK/box.csv" in record["commands"]["make"]["words"]
+    run = load(place)
+    assert check_files(place, run)[0] == []
+    (place / "box.csv").write_text("feature,low,high,scale\nage,0,1,1\ndose,0,1,1\n")
+    assert "box.csv does not say what the run says" in check_files(place, run)[0][0]
+
+
+def test_a_box_file_in_a_pack_without_boxes(made: Path, tmp_path: Path) -> None:
+    place = Path(shutil.copytree(made, tmp_path / "pack"))
+    (place / "box.csv").write_text("feature,low,high,scale\n")
+    assert check_files(place, load(place))[0] == ["'box.csv' is no part of a pack."]
+
+
+@pytest.mark.slow
+def test_a_pack_keeps_the_order_of_its_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """New samples with names of classes are numbered as those of the pack."""
+    pytest.importorskip("onnx")
+    from fuzz.build import onnx_model
+
+    monkeypatch.chdir(tmp_path)
+    onnx_model(tmp_path / "net.onnx", "dense")
+    x = torch.rand(30, 4, generator=torch.Generator().manual_seed(0))
+    y = open_model("net.onnx").model(x).argmax(1)
+    names = [f"class {9 - label}" for label in y.tolist()]  # the alphabet has them the other way
+    rows = [",".join([*map(str, sample), name]) for sample, name in zip(x.tolist(), names)]
+    Path("d.csv").write_text("\n".join(["a,b,c,d,label", *rows]) + "\n")
+    words = "evidence net.onnx --data d.csv --eps 0.01 --attacks fgsm --certify crown --no-look"
+    order = ["--classes", "class 9,class 8,class 7", "--include-model", "--quiet"]
+    assert main([*words.split(), *order, "--out", "pack"]) == 0
+    capsys.readouterr()
+    assert main(["verify", "pack", "--data", "d.csv", "--seed", "0"]) == 0
+    assert "the order of the classes: that of the pack" in capsys.readouterr().out
+    assert main(["recheck", "pack", "--data", "d.csv"]) == 0
+    assert "100.00 % of 30 new samples" in capsys.readouterr().out
+
+
+def test_what_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "nowhere"]) == 2
+    assert "'nowhere' is not there" in capsys.readouterr().err

@@ -109,6 +109,7 @@ def test_a_fall_of_the_accuracy_is_a_shift(run: ws.Evaluation) -> None:
     row = AtShare(1.0, 0.1, 0.05, 0.5, 0.2)
     alone = AtShare(1.0, 0.1, 0.05, 0.5, 0.7)
     assert _answer((row,), 0.5, (45, 60), alone, [])[0] == HOLDS
+    assert _answer((row,), 0.5, (1, 1), alone, []) == (UNKNOWN, "These samples are too few to tell")
     code, said = _answer((row,), 0.5, (45, 60), alone, [], fell=True)
     assert code == UNKNOWN and "only the accuracy shows a shift" in said
 

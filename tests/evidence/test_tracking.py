@@ -41,11 +41,13 @@ def test_what_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_mlflow(tmp_path: Any) -> None:
+@pytest.mark.filterwarnings("default")  # MLflow warns of what its own libraries will drop
+def test_mlflow(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     linear = pytest.importorskip("sklearn.linear_model")
     import pandas
 
+    monkeypatch.chdir(tmp_path)  # where MLflow puts its artefacts
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'ml.db'}")
     rng = np.random.default_rng(0)
     frame = pandas.DataFrame(rng.normal(size=(30, 2)), columns=["a", "b"])

@@ -3,24 +3,29 @@
 `PACKS` are the forgeries, by name: what changes a good pack in place. `FORGED_RUNS` are those of
 `support.forged` that make a run false: the pack around such a run is written anew, so that every
 page and figure in it follows from the forged run. `HOSTILE` are zip files that a reader must not
-unpack.
+unpack, and `REWRITTEN` what makes the zip file of a good pack say more than the pack.
 """
 
+import hashlib
 import io
 import json
 import shutil
 import stat
+import warnings
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from support.forged import RUNS, good_run
+from support.forged import RUNS, configured, good_run
+from wassail.errors import InputError
 from wassail.evaluation.run import Evaluation
 from wassail.evaluation.sealing import SEAL, sealed
+from wassail.evaluation.store.encoding import checksum
 from wassail.evidence import pack
 from wassail.evidence.statement import Statement
 
@@ -45,9 +50,10 @@ def good_pack(folder: Path) -> Path:
 
 
 def resealed(place: Path) -> None:
-    """A seal that fits, whatever is there."""
-    run = Evaluation.load(place / "run")
-    (place / SEAL).write_text(sealed(pack.claim_of(place, run)))
+    """A seal that fits, whatever is there; none where the run cannot be read."""
+    with suppress(InputError):
+        run = Evaluation.load(place / "run")
+        (place / SEAL).write_text(sealed(pack.claim_of(place, run)))
 
 
 def in_record(change: Callable[[dict[str, Any]], Any]) -> Change:
@@ -81,6 +87,23 @@ def in_text(name: str, old: str, new: str) -> Change:
         text = (place / name).read_text()
         assert old in text, (name, old)
         (place / name).write_text(text.replace(old, new))
+        resealed(place)
+
+    return forge
+
+
+def in_results(name: str, old: str, new: str) -> Change:
+    """The same below `run/results`, with its checksum."""
+
+    def forge(place: Path) -> None:
+        path = place / "run/results" / name
+        text = path.read_text()
+        assert old in text, (name, old)
+        path.write_text(text.replace(old, new, 1))
+        manifest = path.with_name("manifest.json")
+        content = json.loads(manifest.read_text())
+        content["files"][name] = checksum(path)
+        manifest.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
         resealed(place)
 
     return forge
@@ -133,6 +156,14 @@ def without(name: str) -> Change:
     return forge
 
 
+def in_bytes(name: str, before: bytes) -> Change:
+    def forge(place: Path) -> None:
+        (place / name).write_bytes(before + (place / name).read_bytes())
+        resealed(place)
+
+    return forge
+
+
 def unsealed(name: str) -> Change:
     """A change after which the seal was not made again."""
 
@@ -166,14 +197,31 @@ def around(change: Change) -> Change:
 
     def forge(place: Path) -> None:
         change(place / "run")
+        pack._tidy(place / "run")
         words = pack.statement_of(place)
         run = Evaluation.load(place / "run")
         pack.write_report(run, place / "run" / "report.html")
-        for name, text in pack.texts(run, words, pack.measured(place, run), False).items():
+        has_model = (place / pack.MODEL).exists()
+        for name, text in pack.texts(run, words, pack.measured(place, run), has_model).items():
             (place / name).write_text(text)
         resealed(place)
 
     return forge
+
+
+def more_arrays(place: Path) -> None:
+    """Later samples with something beside them."""
+    with np.load(place / pack.SHIFT) as kept:
+        np.savez(place / pack.SHIFT, x=kept["x"], y=kept["y"], approved=kept["y"])
+    resealed(place)
+
+
+def another_model(place: Path) -> None:
+    """Another file as the model of the pack, which the configuration names."""
+    data = b"another model"
+    (place / pack.MODEL).write_bytes(data)
+    files = {"net.onnx": hashlib.sha256(data).hexdigest()}
+    around(configured("model", "files", value=files))(place)
 
 
 def linked(place: Path) -> None:
@@ -248,6 +296,55 @@ PACKS: dict[str, Change] = {
     "a seal of another kind": other_seal(lambda seal: seal["claim"].update(kind="evaluation")),
     "no seal": lambda place: (place / SEAL).unlink(),
     "a link": linked,
+    "a name twice in the record": in_text(
+        "evidence.json", '{\n "schema"', '{\n "headline": "99 %",\n "schema"'
+    ),
+    "a name twice in the configuration": in_text(
+        "run/config.json", '{\n "config"', '{\n "format": "2",\n "config"'
+    ),
+    "more than a configuration": in_text(
+        "run/config.json", '{\n "config"', '{\n "approved": true,\n "config"'
+    ),
+    "a name twice in the summary": in_results("summary.json", '"clean":', '"clean": 1, "clean":'),
+    "a name twice in a known shift": in_results(
+        "landmarks.json", '"accuracy":', '"accuracy": 1, "accuracy":'
+    ),
+    "more than a known shift": in_results(
+        "landmarks.json", '"accuracy":', '"approved": true, "accuracy":'
+    ),
+    "a name twice in the manifest": in_text(
+        "run/results/manifest.json", '"format"', '"format": 2, "format"'
+    ),
+    "more than a manifest": in_text(
+        "run/results/manifest.json", '"format"', '"approved": true, "format"'
+    ),
+    "a name twice in the seal": lambda place: (place / SEAL).write_text(
+        (place / SEAL).read_text().replace('"digest"', '"digest": "ab", "digest"')
+    ),
+    "more than a seal": other_seal(lambda seal: seal.update(approved="by a laboratory")),
+    "a name that begins as another": beside("run/report.html.pdf"),
+    "another that does": beside("run/config.json.html"),
+    "a file among the results": beside("run/results/clean/approved.html"),
+    "a folder of nothing": lambda place: (place / "APPROVED").mkdir(),
+    "later samples and more": more_arrays,
+    "later samples after other bytes": in_bytes("shift.npz", b"%PDF"),
+    "a clause that nothing answers": in_record_and_page(
+        lambda record: next(
+            line for line in record["clauses"] if line["answer"] == "not covered"
+        ).update(answer="clean")
+    ),
+    "a bound 0.1 % higher": in_record_and_page(
+        lambda record: [
+            one.update(least=1.001 * one["least"]) for one in record["figures"] if one["least"]
+        ]
+    ),
+    "a limit left out": in_record_and_page(lambda record: record["limits"].pop()),
+    "no number": in_text("evidence.json", '"confidence": null', '"confidence": NaN'),
+    "a number without end": in_text("evidence.json", '"confidence": null', '"confidence": 1e999'),
+    "a number of 5,000 digits": in_text(
+        "evidence.json", '"confidence": null', f'"confidence": {"9" * 5000}'
+    ),
+    "a comment in the page": in_text("evidence.html", "</body>", "</body><!-- approved -->"),
 }
 # Forged runs, which the pack around them follows.
 FORGED_RUNS: dict[str, Change] = {
@@ -297,4 +394,51 @@ HOSTILE: dict[str, bytes] = {
     "sizes that lie": overlapping(),
     "no zip at all": b"PK\x03\x04 nothing",
     "empty": b"",
+}
+
+
+# ---- Zip files of a good pack that say more than the pack
+
+
+def commented(path: Path) -> None:
+    with zipfile.ZipFile(path, "a") as file:
+        file.comment = b"approved by a laboratory"
+
+
+def commented_parts(path: Path) -> None:
+    with zipfile.ZipFile(path) as file:
+        parts = [(entry.filename, file.read(entry)) for entry in file.infolist()]
+    with zipfile.ZipFile(path, "w") as file:
+        for name, data in parts:
+            entry = zipfile.ZipInfo(name, pack.DATE)
+            entry.comment = b"approved"
+            file.writestr(entry, data)
+
+
+def hidden_part(path: Path) -> None:
+    """A page before all parts, which only programs see that read from the start."""
+    made = archive(("evidence.html", b"99 % are proved."))
+    path.write_bytes(made[: made.index(b"PK\x01\x02")] + path.read_bytes())
+
+
+def added(name: str) -> Change:
+    def change(path: Path) -> None:
+        with warnings.catch_warnings(), zipfile.ZipFile(path, "a") as file:
+            warnings.simplefilter("ignore")  # of a name that is there already
+            file.writestr(name, "99 % are proved.")
+
+    return change
+
+
+REWRITTEN: dict[str, Change] = {
+    "a comment": commented,
+    "comments of parts": commented_parts,
+    "bytes before it": lambda path: path.write_bytes(b"%PDF-1.7" + path.read_bytes()),
+    "bytes after it": lambda path: path.write_bytes(path.read_bytes() + b"approved"),
+    "a hidden part": hidden_part,
+    "a part twice": added("evidence.html"),
+    "a part in capitals": added("EVIDENCE.html"),
+    "other times": lambda path: path.write_bytes(
+        path.read_bytes().replace(b"\x00\x00\x21\x00", b"\x00\x00\x22\x00")
+    ),
 }

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from wassail.evidence.statement import Statement
     from wassail.zoo.source import Source
 
+OWN_ORDER = "the order of the classes: that of the pack was used (--classes gives yours)"
 OWN_MODEL = "the model in the pack was used: compare its digest with that of the model that you use"
 
 
@@ -127,7 +128,7 @@ def _later(options: argparse.Namespace, run: Evaluation) -> Any:
 
     from wassail.zoo.features import as_evaluated
 
-    data = data_from(options, options.later_data)
+    data = data_from(options, options.later_data, classes=_classes(options, run))
     _, encoded = as_evaluated(run.info.get("data"), nn.Identity(), data)
     assert encoded is not None
     return encoded.read(0, len(encoded))
@@ -157,6 +158,23 @@ def _model(options: argparse.Namespace, place: Path, run: Evaluation) -> tuple[S
     return model_from(chosen, run.threat.norm), False
 
 
+def _classes(
+    options: argparse.Namespace, run: Evaluation, given: bool = False
+) -> tuple[str, ...] | None:
+    """The classes of a pack, where the labels of its data were names and no order is given now.
+    Other samples may lack a name, which would number them otherwise.
+
+    given: only where the author gave an order.
+    """
+    from wassail.evidence.question import recorded
+    from wassail.zoo.classes import GIVEN
+    from wassail.zoo.files import CLASS_NAMES
+
+    order = recorded(run.info, "data").get(CLASS_NAMES)
+    known = order is not None and (order == GIVEN or not given)
+    return run.classes if known and options.classes is None else None
+
+
 def _verify_pack(options: argparse.Namespace) -> int:
     """`wassail verify PACK`: exit code 1 if something in the pack is false."""
     checked_threads(options)
@@ -164,7 +182,8 @@ def _verify_pack(options: argparse.Namespace) -> int:
         raise InputError("-o is for runs: for a pack, --record FILE names what is written.")
     share = None if options.radii is None else checked_share(options.radii)
     from wassail.evidence.pack import opened
-    from wassail.evidence.verify import SHARE, load, record_text, verify_pack, write_record
+    from wassail.evidence.verify import SHARE, load, record_text, verify_pack
+    from wassail.writing import save
 
     use_threads(options)
     radii = SHARE if share is None else share
@@ -173,19 +192,27 @@ def _verify_pack(options: argparse.Namespace) -> int:
         source, own = _model(options, place, run)
         if source is None:
             raise InputError("the pack has no model in it: give MODEL, as `wassail evaluate` does.")
-        data = None if options.data is None else data_from(options, options.data, max(len(run), 1))
+        classes = _classes(options, run, given=True) if options.data is not None else None
+        data = options.data and data_from(options, options.data, max(len(run), 1), classes=classes)
         signer = options.seal or None
         found, known = verify_pack(
-            place, source.model, data, radii, signer=signer, seed=options.seed
+            place,
+            source.model,
+            data,
+            radii,
+            signer=signer,
+            seed=options.seed,
+            run=run,
+            files=None if own else source.info.get("files"),
         )
-    if own:
-        found = replace(found, unchecked=(*found.unchecked, f"{OWN_MODEL}."))
+    told = [f"{text}." for text, used in ((OWN_MODEL, own), (OWN_ORDER, classes)) if used]
+    found = replace(found, unchecked=(*found.unchecked, *told))
     print(printable(str(found), "\n"))
     target = (
         options.record or f"{str(options.folder).rstrip('/').removesuffix('.zip')}.verified.json"
     )
     with writing(Path(target)):
-        print(f"wrote {write_record(target, record_text(found, known, radii, options.key))}")
+        print(f"wrote {save(target, record_text(found, known, radii, options.key))}")
     return 0 if found else 1
 
 
@@ -202,17 +229,21 @@ def recheck_command(options: argparse.Namespace) -> int:
     checked_threads(options)
     if options.data is None:
         raise InputError("new data are needed: add --data NEW.")
-    from wassail.evidence.pack import opened
+    from wassail.evidence.pack import check_pack_seal, opened
     from wassail.evidence.recheck import recheck
     from wassail.evidence.verify import load
 
     use_threads(options)
     with opened(options.folder) as place:
         run = load(place)
+        if not (known := check_pack_seal(place, run)):
+            raise InputError(
+                f"the pack was changed: {known} Take one that `wassail verify` passes."
+            )
         source, _ = _model(options, place, run)
         found = recheck(
             run,
-            data_from(options, options.data),
+            data_from(options, options.data, classes=_classes(options, run)),
             None if source is None else source.model,
             options.seed,
         )
@@ -226,6 +257,11 @@ def verify_any(options: argparse.Namespace) -> int:
 
     if is_pack(options.folder):
         return _verify_pack(options)
+    if options.model is None and not Path(options.folder).exists():
+        raise InputError(
+            f"{options.folder!r} is not there: give a pack, or a run with its model "
+            "(wassail verify RUN MODEL)."
+        )
     if options.key is not None or options.record is not None:
         raise InputError("--record and --key are for packs: give one, or leave them away.")
     if options.model is None:

@@ -130,7 +130,11 @@ def loaded(options: argparse.Namespace, targets: Targets | None = None) -> tuple
 
 
 def data_from(
-    options: argparse.Namespace, name: str, n: int | None = None, targets: Targets | None = None
+    options: argparse.Namespace,
+    name: str,
+    n: int | None = None,
+    targets: Targets | None = None,
+    classes: Sequence[str] | None = None,
 ) -> Data:
     """Data read as the options say.
 
@@ -139,6 +143,7 @@ def data_from(
         name: of the data.
         n: the first n samples; None for all.
         targets: which they are; None for classes.
+        classes: their names in the order of the model, where the options give none.
     """
     from wassail.zoo.datasets import open_data
     from wassail.zoo.files import CLASSES
@@ -148,7 +153,7 @@ def data_from(
         n,
         ids=options.ids,
         preprocessing=options.preprocessing,
-        classes=_classes_of(options),
+        classes=_classes_of(options) or classes,
         targets=targets or CLASSES,
     )
 

@@ -24,7 +24,7 @@ from wassail.evaluation.boxes import read_boxes
 from wassail.evaluation.chunks import unpack
 from wassail.evaluation.criterion import Criterion, read_criterion
 from wassail.evaluation.ladder import DRAWN, Ladder, key_of, looks
-from wassail.evaluation.landmarks import Landmark, read_plain
+from wassail.evaluation.landmarks import Landmark, plain, read_plain
 from wassail.evaluation.plan import (
     AUTO,
     Unit,
@@ -35,6 +35,7 @@ from wassail.evaluation.plan import (
     with_passes,
 )
 from wassail.evaluation.result import Finding, Outcome, Row
+from wassail.evaluation.store.encoding import parsed
 from wassail.evaluation.store.store import Store
 from wassail.threat import Threat
 from wassail.transport.allocation import knapsack, transport_cost
@@ -365,7 +366,10 @@ class Reading:
         text = self.store.read(LANDMARKS)
         if text is None:
             return ()
-        found = read_plain(json.loads(text))
+        stated = parsed(text)
+        found = read_plain(stated)
+        if plain(found) != stated:
+            raise ValueError("landmarks with parts that are not known")
         orders = {threat.order for threat in self.threats}
         for landmark in found:
             known = set(landmark.eps)

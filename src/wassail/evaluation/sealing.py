@@ -20,7 +20,7 @@ from typing import Any
 from wassail.errors import InputError
 from wassail.evaluation.reading import SMOOTHED
 from wassail.evaluation.smoothed import ATTACK, VOTES, is_smoothed, read_smoothing
-from wassail.evaluation.store.encoding import checksum, dumps, encode, read_bytes
+from wassail.evaluation.store.encoding import checksum, dumps, encode, parsed, read_bytes
 from wassail.evaluation.store.store import Store
 from wassail.writing import MAX_TEXT, check_links, read_small, save
 
@@ -28,6 +28,7 @@ SEAL = "seal.json"
 FORMAT = "wassail seal 1"
 KEY_BYTES = 1 << 16  # of a file with a key
 MISSING = 'signatures need the package cryptography: pip install "wassail[seal]".'
+SIGNATURE = {"algorithm", "key", "value"}
 _KIND = b"ssh-ed25519"
 
 
@@ -151,12 +152,14 @@ def read_seal(folder: str | PathLike[str], signer: str | None = None) -> tuple[A
     file = Path(folder) / SEAL
     check_links(file, folder)
     try:
-        content = json.loads(read_bytes(file, MAX_TEXT, whole=True).decode())
+        content = parsed(read_bytes(file, MAX_TEXT, whole=True).decode())
         claim = content["claim"]
         text = dumps(claim).encode()
         digest = hashlib.sha256(text).hexdigest()
         signature = content["signature"]
         stated = content["digest"]
+        if len(content) != 3 or (signature is not None and set(signature) != SIGNATURE):
+            raise ValueError("parts that no digest and no signature covers")
     except OSError as error:
         raise InputError(
             f"{str(folder)!r} has no seal that can be read ({error.strerror}): `wassail seal` "

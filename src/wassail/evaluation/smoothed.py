@@ -6,7 +6,6 @@ samples are drawn again, and every limit follows from the votes by arithmetic th
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import secrets
@@ -24,7 +23,7 @@ from wassail.errors import InputError
 from wassail.evaluation.notes import Notes, Verification
 from wassail.evaluation.reading import ODD, SMOOTHED, two_kinds, unreadable
 from wassail.evaluation.reproving import CONFIDENCE, most_false
-from wassail.evaluation.store.encoding import read_bytes
+from wassail.evaluation.store.encoding import parsed, read_bytes
 from wassail.geometry import distances as distances_between
 from wassail.network import BATCH_SIZE, Model, frozen
 from wassail.smoothing.attack import SmoothedAttack
@@ -86,7 +85,7 @@ def read_smoothing(folder: str | PathLike[str]) -> dict[str, Any]:
     file = Path(folder) / SMOOTHED
     check_links(file, folder)
     try:
-        about = json.loads(read_bytes(file, MAX_TEXT, whole=True).decode())
+        about = parsed(read_bytes(file, MAX_TEXT, whole=True).decode())
         _check(about)
     except OSError as error:
         raise InputError(f"cannot read {str(file)!r}: {error.strerror}.") from None

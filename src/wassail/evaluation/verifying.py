@@ -11,7 +11,6 @@ import json
 import math
 import secrets
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +29,7 @@ from wassail.evaluation.reading import CLEAN, ODD, Reading, unreadable
 from wassail.evaluation.reproving import prove_again
 from wassail.evaluation.result import Outcome
 from wassail.evaluation.settings import Settings
+from wassail.evaluation.store.encoding import unique
 from wassail.evaluation.store.store import Store
 from wassail.evaluation.summary import summary
 from wassail.evaluation.tasks.attack import Attack
@@ -74,7 +74,7 @@ def verify(
     with frozen(model), warnings.catch_warnings():
         # What a warning would say of the points of a run is counted, and is a problem.
         warnings.simplefilter("ignore", ModelWarning)
-        _Pool(run, model, batch_size, notes).look()
+        _look_at_nearest(run, model, batch_size, notes)
         if run.folder is None:
             notes.unchecked.append(
                 "everything but the samples' predictions and nearest flips: this run has no folder."
@@ -96,50 +96,41 @@ def verify(
     return notes.result(fields_of(run), drawn)
 
 
-class _Pool:
+def _look_at_nearest(run: Outcome, model: Model, batch_size: int, notes: Notes) -> None:
     """Every sample and its nearest flip, as the run has them in memory."""
-
-    def __init__(self, run: Outcome, model: Model, batch_size: int, notes: Notes) -> None:
-        self.run = run
-        self.model = model
-        self.batch_size = batch_size
-        self.notes = notes
-
-    def look(self) -> None:
-        counts = Counter[str]()
-        run = self.run
-        for start in range(0, len(run), self.batch_size):
-            some = slice(start, start + self.batch_size)
-            x, points = run.images(range(len(run))[some])
-            found = Flips.from_points(
-                self.model,
-                x,
-                labels_at(run.right, some),
-                points,
-                run.threat.norm,
-                run.inside(self.model, torch.arange(len(run))[some], x),
-                pull_in=False,
-            )
-            stated = run.distances[some]
-            wrong = (run.predicted != run.y)[some]
-            flip = torch.isfinite(stated) & ~wrong
-            held = flip & found.success
-            seen = wrong & found.success
-            other = ((found.distances == 0) != wrong).sum()
-            other += (seen & (found.labels != run.predicted[some])).sum()
-            counts["samples are not predicted as stated"] += int(other)
-            counts["flips are not misclassified"] += int((flip & ~found.success).sum())
-            counts["distances are not as stated"] += int((held & (found.distances != stated)).sum())
-            counts["flips are not of the class stated"] += int(
-                (held & (found.labels != run.labels[some])).sum()
-            )
-        flips = int((torch.isfinite(run.distances) & (run.distances > 0)).sum())
-        self.notes.cover("predicted", "distances", "labels", "found_by")
-        self.notes.count(
-            counts,
-            f"{len(run)} samples are predicted as stated, and {flips} nearest flips are what "
-            "they claim.",
+    samples = "samples are not predicted as stated"
+    right = "flips are not misclassified"
+    distances = "distances are not as stated"
+    classes = "flips are not of the class stated"
+    counts = dict.fromkeys((samples, right, distances, classes), 0)
+    for start in range(0, len(run), batch_size):
+        some = slice(start, start + batch_size)
+        x, points = run.images(range(len(run))[some])
+        found = Flips.from_points(
+            model,
+            x,
+            labels_at(run.right, some),
+            points,
+            run.threat.norm,
+            run.inside(model, torch.arange(len(run))[some], x),
+            pull_in=False,
         )
+        stated = run.distances[some]
+        wrong = (run.predicted != run.y)[some]
+        flip = torch.isfinite(stated) & ~wrong
+        held = flip & found.success
+        other = wrong & found.success & (found.labels != run.predicted[some])
+        counts[samples] += int(((found.distances == 0) != wrong).sum()) + int(other.sum())
+        counts[right] += int((flip & ~found.success).sum())
+        counts[distances] += int((held & (found.distances != stated)).sum())
+        counts[classes] += int((held & (found.labels != run.labels[some])).sum())
+    flips = int((torch.isfinite(run.distances) & (run.distances > 0)).sum())
+    notes.cover("predicted", "distances", "labels", "found_by")
+    notes.count(
+        counts,
+        f"{len(run)} samples are predicted as stated, and {flips} nearest flips are what they "
+        "claim.",
+    )
 
 
 class _Folder:
@@ -305,12 +296,9 @@ class _Folder:
             "chunks hold other logits than the model's": logits,
             "chunks have samples that are not those hashed": sums,
         }
-        told = (
-            "the samples are those of the data, and the logits"
-            if data is not None
-            else "the logits"
-        )
+        told = "the logits"
         if data is not None:
+            told = "the samples are those of the data, and the logits"
             self.notes.cover("images", "y", "ids")
         self._task(data is not None)
         self.notes.count(blocks, f"{told} are the model's.")
@@ -571,7 +559,7 @@ def _share(radii: bool | float) -> float:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError):
         return None
 

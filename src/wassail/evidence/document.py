@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
@@ -17,7 +18,7 @@ from wassail.evaluation.run import Evaluation
 from wassail.evaluation.signoff import CONDITIONS, NOT_CHECKED, Verdict, check
 from wassail.evidence.clauses import clauses, mapped
 from wassail.evidence.figures import figures
-from wassail.evidence.question import question
+from wassail.evidence.question import own_boxes, question, recorded
 from wassail.evidence.statement import Statement
 from wassail.report.again import again
 from wassail.report.machine import as_json
@@ -56,7 +57,7 @@ def document(
         "holds": all(verdicts),
         "question": question(run, statement, shift),
         "data": _data(run, statement),
-        "figures": [figure.plain for figure in found],
+        "figures": [asdict(figure) for figure in found],
         "checked": _checked(run),
         "not_checked": _not_checked(run),
         "limits": _limits(run, statement),
@@ -88,7 +89,9 @@ def commands(run: Evaluation, model: str | None) -> dict[str, dict[str, str]]:
     data = rest[rest.index("--data") + 1]
     look = shlex.join(["wassail", "verify", "PACK", *mine, *rest])
     options = [word for word in rest if word not in ("--data", data)]
-    make = ["wassail", "evidence", name, "--data", data, *options]
+    box = ["--box", "PACK/box.csv"] if own_boxes(run) else []
+    own = ["--include-model"] if model is not None else []
+    make = ["wassail", "evidence", name, "--data", data, *options, *box, *own]
     return {
         "make": {
             "words": shlex.join([*make, "--config", "PACK/settings.toml", "--out", "AGAIN"]),
@@ -124,33 +127,29 @@ def _supply(run: Evaluation, model: str | None) -> list[str]:
 
 
 def _model(run: Evaluation) -> dict[str, Any]:
-    about = run.info.get("model")
-    known = about if isinstance(about, Mapping) else {}
-    files = known.get("files")
+    about = recorded(run.info, "model")
     return {
         "name": without_folders(run.name),
-        "kind": str(known.get("kind")),
-        "weights": known.get("weights"),
-        "files": {str(name): str(value) for name, value in files.items()}
-        if isinstance(files, Mapping)
-        else {},
+        "kind": str(about.get("kind")),
+        "weights": about.get("weights"),
+        "files": _texts(recorded(about, "files")),
     }
 
 
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): str(value) for name, value in values.items()}
+
+
 def _data(run: Evaluation, statement: Statement) -> dict[str, Any]:
-    about = run.info.get("data")
-    known = about if isinstance(about, Mapping) else {}
-    files = known.get("files")
+    about = recorded(run.info, "data")
     names = run.classes
     counted = Counter(run.y.tolist())
     return {
         "name": without_folders(run.data),
-        "source": str(known.get("source")),
+        "source": str(about.get("source")),
         "samples": len(run),
-        "shape": list(known.get("shape") or []),
-        "files": {str(name): str(value) for name, value in files.items()}
-        if isinstance(files, Mapping)
-        else {},
+        "shape": list(about.get("shape") or []),
+        "files": _texts(recorded(about, "files")),
         "drawn": statement.drawn or NOT_DRAWN,
         "drawn_by": "stated by the author" if statement.drawn else "not stated",
         "classes": [
@@ -206,10 +205,8 @@ def _limits(run: Evaluation, statement: Statement) -> list[str]:
 
 def _environment(run: Evaluation) -> dict[str, Any]:
     info = run.info
-    versions = info.get("versions")
-    known = versions.items() if isinstance(versions, Mapping) else ()
     return {
-        "versions": {str(name): str(value) for name, value in known},
+        "versions": _texts(recorded(info, "versions")),
         "seed": info.get("seed"),
         "device": str(info.get("device")),
         "threads": info.get("threads"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ SHARES = (0.9, 0.8, 0.5)  # of people that are there, at the headline's threat
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure.
+    """One figure, as it stands in `evidence.json`.
 
     Args:
         id: unique in the pack.
@@ -47,20 +46,6 @@ class Figure:
     samples: int
     confidence: float | None = None
     command: str = "verify"
-
-    @property
-    def plain(self) -> dict[str, Any]:
-        """As values for JSON."""
-        return {
-            "id": self.id,
-            "kind": self.kind,
-            "sentence": self.sentence,
-            "least": self.least,
-            "most": self.most,
-            "samples": self.samples,
-            "confidence": self.confidence,
-            "command": self.command,
-        }
 
 
 def figures(run: Evaluation, verdicts: Sequence[Verdict] = ()) -> list[Figure]:

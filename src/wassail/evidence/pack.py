@@ -3,6 +3,7 @@
     evidence.html       for people, also on paper
     evidence.json       for machines
     settings.toml       to make the evaluation again
+    box.csv             the box and the unit of each feature, where they have their own
     run/                the evaluation: configuration, results, page
     shift.npz           samples of later data, where a shift was measured
     model.onnx          the model, where it was included
@@ -14,6 +15,7 @@ gives the same bytes.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -24,7 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -33,10 +35,11 @@ from torch import Tensor
 from wassail.errors import InputError
 from wassail.evaluation.run import Evaluation
 from wassail.evaluation.sealing import SEAL, Seal, differences, digests, read_seal, sealed
-from wassail.evaluation.store.encoding import encode, read_bytes
+from wassail.evaluation.store.encoding import encode, has_content, parsed, read_bytes
 from wassail.evidence.document import document
 from wassail.evidence.page import page
-from wassail.evidence.settings import settings_text
+from wassail.evidence.question import own_boxes
+from wassail.evidence.settings import box_text, settings_text
 from wassail.evidence.statement import Statement, read_statement
 from wassail.report.page import write_report
 from wassail.transport.between import MOST, ShiftBetween, shift_between
@@ -47,14 +50,17 @@ FORMAT = "wassail pack 1"
 PAGE = "evidence.html"
 RECORD = "evidence.json"
 SETTINGS = "settings.toml"
+BOX = "box.csv"
 SHIFT = "shift.npz"
 MODEL = "model.onnx"
 RUN = "run"
-FILES = {PAGE, RECORD, SETTINGS, SHIFT, MODEL, SEAL}
+REPORT = f"{RUN}/report.html"
+GIVEN = {SHIFT, MODEL, SEAL, f"{RUN}/config.json"}  # what does not follow from the results
 ENTRIES = 100_000  # files of a pack
 MOST_BYTES = 64 << 30  # of a pack
 DATE = (1980, 1, 1, 0, 0, 0)  # of every file in a zip: the first that the format can say
 BLOCK = 1 << 20
+BY_HAND = "unpack it by hand if you trust it, and give the folder."
 
 
 def is_pack(place: str | PathLike[str]) -> bool:
@@ -88,11 +94,11 @@ def write_pack(
     run = Evaluation.load(place / RUN)
     if not len(run):
         raise InputError("the run has no samples: a pack needs some.")
-    write_report(run, place / RUN / "report.html")
-    for name in (SHIFT, MODEL):  # of a pack that was interrupted
+    write_report(run, place / REPORT)
+    for name in (BOX, SHIFT, MODEL):  # of a pack that was interrupted
         (place / name).unlink(missing_ok=True)
     if shift is not None:
-        _save_shift(place / SHIFT, *shift)
+        save(place / SHIFT, _arrays(*(part[drawn(len(part))] for part in shift)))
     if model is not None:
         save(place / MODEL, model)
     for name, text in texts(run, statement, measured(place, run), model is not None).items():
@@ -113,11 +119,12 @@ def texts(
         model: whether the model is included.
     """
     record = document(run, statement, shift, MODEL if model else None)
-    return {
+    made = {
         RECORD: json.dumps(record, indent=1, allow_nan=False) + "\n",
         PAGE: page(record, run),
         SETTINGS: settings_text(run, statement),
     }
+    return made | ({BOX: box_text(run)} if own_boxes(run) else {})
 
 
 def claim_of(place: Path, run: Evaluation) -> dict[str, Any]:
@@ -176,20 +183,12 @@ def listed(place: Path) -> list[str]:
                     f"{path.relative_to(place).as_posix()!r} in the pack {str(place)!r} is no "
                     "file: remove it."
                 )
+        if not below and not files and Path(folder) != place:
+            raise InputError(f"the pack {str(place)!r} has an empty folder: remove it.")
         names += [(Path(folder) / name).relative_to(place).as_posix() for name in files]
         if len(names) > ENTRIES:
             raise InputError(f"{str(place)!r} has more than {ENTRIES:,} files: it is no pack.")
     return sorted(names)
-
-
-def strangers(names: list[str]) -> list[str]:
-    """Names of files that are no part of a pack.
-
-    Args:
-        names: of all files.
-    """
-    mine = (f"{RUN}/results/", f"{RUN}/config.json", f"{RUN}/report.html")
-    return [name for name in names if name not in FILES and not name.startswith(mine)]
 
 
 def write_zip(place: Path) -> Path:
@@ -199,7 +198,13 @@ def write_zip(place: Path) -> Path:
         place: of the pack.
     """
     target = place.absolute().with_name(place.absolute().name + ".zip")
-    with saving(target) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+    with saving(target) as file:
+        _zip(place, file)
+    return target
+
+
+def _zip(place: Path, file: IO[bytes]) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name in listed(place):
             about = zipfile.ZipInfo(name, DATE)
             about.external_attr = 0o644 << 16
@@ -207,7 +212,6 @@ def write_zip(place: Path) -> Path:
             about.file_size = (place / name).stat().st_size
             with archive.open(about, "w") as inside, open(place / name, "rb") as source:
                 shutil.copyfileobj(source, inside, BLOCK)
-    return target
 
 
 @contextmanager
@@ -227,8 +231,9 @@ def opened(place: str | PathLike[str]) -> Iterator[Path]:
 
 
 def _unpack(path: Path, target: Path) -> None:
-    """Unpack what `write_zip` wrote. Compressed parts, links, names that lead elsewhere and parts
-    that overlap are refused: no pack has them.
+    """Unpack what `write_zip` wrote. What could fill the disk or lead elsewhere is refused first.
+    Then what was unpacked must give the same bytes: a pack has no links, no comments, no name
+    twice, and nothing that some programs take for a file and others do not.
     """
     try:
         with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
@@ -237,16 +242,13 @@ def _unpack(path: Path, target: Path) -> None:
             for entry in entries:
                 place = target / entry.filename
                 place.parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(entry) as source, saving(place) as copy:
+                with archive.open(entry) as source, open(place, "xb") as copy:
                     shutil.copyfileobj(source, copy, BLOCK)
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        RuntimeError,
-        NotImplementedError,
-        zipfile.BadZipFile,
-    ) as error:
+        with tempfile.TemporaryFile() as made:
+            _zip(target, made)
+            if not _same(path, made):
+                raise InputError(f"{str(path)!r} is not as `wassail evidence` wrote it: {BY_HAND}")
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
         if isinstance(error, InputError):
             raise
         reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
@@ -254,31 +256,31 @@ def _unpack(path: Path, target: Path) -> None:
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], path: Path) -> None:
-    """Refuse what no pack has."""
+    """Refuse what could fill the disk, or lead to another folder."""
     size = path.stat().st_size
     if len(entries) > ENTRIES or size > MOST_BYTES:
         raise InputError(
             f"{str(path)!r} has {len(entries):,} files in {size:,} bytes: no pack has."
         )
-    names = [entry.filename for entry in entries]
-    problem = None
-    if len(set(names)) < len(names):
-        problem = "names a file twice"
+    odd = [entry.filename for entry in entries if not _harmless(entry.filename)]
+    if odd:
+        problem = f"names a file that leads elsewhere ({_short(odd[0])})"
+    elif any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        problem = "has a compressed part"
     elif sum(entry.file_size for entry in entries) > size:
         problem = "says that it holds more bytes than it has"
-    for entry in entries:
-        kind = stat.S_IFMT(entry.external_attr >> 16)
-        if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
-            problem = f"has a compressed or encrypted part ({_short(entry.filename)})"
-        elif kind not in (0, stat.S_IFREG) or entry.is_dir():
-            problem = f"has a link or a folder as a part ({_short(entry.filename)})"
-        elif not _harmless(entry.filename):
-            problem = f"names a file that leads elsewhere ({_short(entry.filename)})"
-    if problem is not None:
-        raise InputError(
-            f"{str(path)!r} {problem}, which no pack has: unpack it by hand if you trust it, and "
-            "give the folder."
-        )
+    else:
+        return
+    raise InputError(f"{str(path)!r} {problem}, which no pack has: {BY_HAND}")
+
+
+def _same(path: Path, made: IO[bytes]) -> bool:
+    """Whether a file has the bytes of another."""
+    size = made.seek(0, os.SEEK_END)
+    made.seek(0)
+    with open(path, "rb") as file:
+        blocks = iter(lambda: file.read(BLOCK), b"")
+        return path.stat().st_size == size and all(made.read(BLOCK) == block for block in blocks)
 
 
 def _harmless(name: str) -> bool:
@@ -300,7 +302,7 @@ def read_record(place: Path) -> dict[str, Any]:
     """
     check_links(place / RECORD, place)
     try:
-        found = json.loads(read_bytes(place / RECORD, MAX_TEXT, whole=True).decode())
+        found = parsed(read_bytes(place / RECORD, MAX_TEXT, whole=True).decode())
     except (OSError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
@@ -326,26 +328,24 @@ def _tidy(run: Path) -> None:
         (run / name).unlink(missing_ok=True)
 
 
-def drawn(x: Tensor, y: Tensor, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """As many samples as a measured shift looks at, drawn at random.
+def drawn(n: int, seed: int = 0) -> Tensor:
+    """The places of as many of n samples as a measured shift looks at, drawn at random, sorted.
 
     Args:
-        x: samples `(N, *shape)`.
-        y: labels `(N,)`.
+        n: number of samples.
         seed: of the draw.
     """
-    rng = np.random.default_rng(seed)
-    chosen = torch.from_numpy(np.sort(rng.permutation(len(x))[:MOST]))
-    return x[chosen], y[chosen]
+    return torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(n)[:MOST]))
 
 
-def _save_shift(path: Path, x: Tensor, y: Tensor) -> None:
-    """Samples of later data, each array as it is: without times, so that bytes repeat."""
-    some, labels = drawn(x, y)
-    with saving(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for name, array in (("x", some.cpu().numpy()), ("y", labels.cpu().numpy())):
+def _arrays(x: Tensor, y: Tensor) -> bytes:
+    """Samples as an `.npz` file, each array as it is: without times, so that bytes repeat."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in (("x", x.cpu().numpy()), ("y", y.cpu().numpy())):
             with archive.open(zipfile.ZipInfo(f"{name}.npy", DATE), "w") as inside:
                 np.lib.format.write_array(inside, np.ascontiguousarray(array), allow_pickle=False)
+    return made.getvalue()
 
 
 def measured(place: Path, run: Evaluation) -> ShiftBetween | None:
@@ -368,9 +368,12 @@ def measured(place: Path, run: Evaluation) -> ShiftBetween | None:
             "the shape of its own."
         )
     x, y = (torch.from_numpy(np.array(part)) for part in (table.x, table.y))
+    if not has_content(path, _arrays(x, y)):
+        raise InputError(f"{SHIFT} holds more than samples and labels: it was changed.")
+    some = drawn(len(run))
     order = next((order for order in run.orders if order != float("inf")), 1.0)
     return shift_between(
-        drawn(mine, run.y),
+        (mine[some], run.y[some]),
         (x, y),
         run.threat.norm,
         order,

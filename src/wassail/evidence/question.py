@@ -66,8 +66,18 @@ def own_boxes(run: Evaluation) -> bool:
     Args:
         run: the evaluation.
     """
-    about = run.info.get("data")
-    return isinstance(about, Mapping) and isinstance(about.get("scale"), list)
+    return isinstance(recorded(run.info, "data").get("scale"), list)
+
+
+def recorded(about: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The object that a run records under a key; nothing where there is none.
+
+    Args:
+        about: a part of the configuration of a run of any origin.
+        key: in it.
+    """
+    found = about.get(key)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _box(run: Evaluation) -> str:
@@ -90,15 +100,14 @@ def _meaning(threat: Threat) -> str:
 def _units(run: Evaluation, statement: Statement) -> list[str]:
     """What eps is in the units of the data."""
     lines = [f"Stated by the author: {statement.unit}"] if statement.unit else []
-    about = run.info.get("data")
+    about = recorded(run.info, "data")
     eps = run.threat.eps
-    kept = [about.get(key) for key in ("features", "scale")] if isinstance(about, Mapping) else []
-    if len(kept) == 2 and all(isinstance(part, list) for part in kept):
-        held = set(map(str, about.get("fixed") or ())) if isinstance(about, Mapping) else set()
+    kept = [about.get(key) for key in ("features", "scale")]
+    if all(isinstance(part, list) for part in kept):
+        held = set(map(str, about.get("fixed") or ()))
         for name, scale in zip(*kept):
-            held_back = str(name) in held
             moves = f"eps {show(eps)} is a change of {eps * float(scale):.4g}"
-            lines.append(f"{name}: {'may not move' if held_back else moves}")
+            lines.append(f"{name}: {'may not move' if str(name) in held else moves}")
         return lines
     domain = run.threat.domain
     if domain is not None:
@@ -121,9 +130,8 @@ def _why(run: Evaluation, statement: Statement, shift: ShiftBetween | None) -> l
 
 def _among(run: Evaluation) -> str:
     """The known shifts next to the eps of the headline."""
-    order = run.threat.order
+    order, eps = run.threat.order, run.threat.eps
     known = sorted((landmark.eps[order], landmark.name) for landmark in run.landmarks)
-    eps = run.threat.eps
     below = [f"{name} ({show(value)})" for value, name in known if value <= eps]
     above = [f"{name} ({show(value)})" for value, name in known if value > eps]
     covers = f"covers {len(below)} of {len(known)} known shifts"
@@ -137,7 +145,7 @@ def _measured(run: Evaluation, shift: ShiftBetween) -> str:
     eps = run.threat.eps
     rows = zip(shift.shares, shift.eps, shift.baseline, shift.chance)
     told = "; ".join(
-        f"share {share:g}: eps {_finite(value)} (by chance {_finite(usual)}, as far in "
+        f"share {share:g}: eps {show(value)} (by chance {show(usual)}, as far in "
         f"{100 * chance:.0f} % of random halves)"
         for share, value, usual, chance in rows
     )
@@ -145,7 +153,3 @@ def _measured(run: Evaluation, shift: ShiftBetween) -> str:
         f"Between {shift.samples[0]} samples and {shift.samples[1]} of the later data, order "
         f"{shift.order:g}: {told}. The eps of this pack is {show(eps)}. {shift.caution}"
     )
-
-
-def _finite(value: float) -> str:
-    return show(value) if math.isfinite(value) else "inf"

@@ -8,7 +8,6 @@ distribution are apart, too: how far is measured by random halves, and stands be
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,10 +18,11 @@ from wassail.errors import FAILS, HOLDS, UNKNOWN, InputError
 from wassail.evaluation.run import Evaluation
 from wassail.evidence.figures import of_samples
 from wassail.evidence.pack import drawn
+from wassail.evidence.question import own_boxes
 from wassail.losses import predict
 from wassail.network import BATCH_SIZE, Model, Network, device_of, frozen
 from wassail.threat import floor_percent, show
-from wassail.transport.between import MOST, ShiftBetween, shift_between
+from wassail.transport.between import ShiftBetween, shift_between
 from wassail.transport.confidence import proportion_at_least
 from wassail.transport.curve import RiskCurve
 from wassail.zoo.datasets import open_data
@@ -81,15 +81,15 @@ class Recheck:
 
     def __str__(self) -> str:
         lines = [
-            f"  share {row.share:g}: eps {_eps(row.eps)} (by chance {_eps(row.baseline)}, as far "
+            f"  share {row.share:g}: eps {show(row.eps)} (by chance {show(row.baseline)}, as far "
             f"in {100 * row.chance:.0f} % of random halves), guarantee "
             f"{floor_percent(row.guarantee)} %"
             for row in self.rows
         ]
         if self.alone is not None:
             lines.append(
-                f"  inputs without labels: eps {_eps(self.alone.eps)} (by chance "
-                f"{_eps(self.alone.baseline)}, as far in {100 * self.alone.chance:.0f} % of random "
+                f"  inputs without labels: eps {show(self.alone.eps)} (by chance "
+                f"{show(self.alone.baseline)}, as far in {100 * self.alone.chance:.0f} % of random "
                 "halves)"
             )
         return "\n".join([self.sentence, *lines, *([self.caution] if lines else [])])
@@ -108,7 +108,7 @@ def recheck(run: Evaluation, data: Any, model: Model | None = None, seed: int = 
         raise InputError("the pack proves nothing, so there is no guarantee: make one that does.")
     promised = _promise(run)
     new = open_data(data)
-    outside = _outside(run, *new.read(0, len(new)))
+    outside = _outside(run, new.read(0, len(new))[0])
     if outside:
         text = (
             f"The guarantee does not speak about these data: {outside:,} of {len(new):,} samples "
@@ -124,11 +124,16 @@ def recheck(run: Evaluation, data: Any, model: Model | None = None, seed: int = 
             f"{tuple(run.images([])[0].shape[1:])}: give data of the same kind."
         )
     right = None if model is None else _right(rescaled, x, y)
-    shift, mine = _shift(run, x, y, seed)
-    alone = _alone(run, x, shift.order, seed)
-    rows = tuple(_row(run, shift.order, *entry) for entry in _entries(shift))
+    mine, later = drawn(len(run), seed), drawn(len(x), seed + 1)
+    shift = _shift(run, mine, (x[later], y[later]), seed)
+    alone = _alone(run, mine, x[later], shift.order, seed)
+    curve = run.curve(shift.order)
+    rows = tuple(
+        AtShare(*at, _curve(run, curve, at[0])(at[1])[0] if math.isfinite(at[1]) else 0.0)
+        for at in zip(shift.shares, shift.eps, shift.baseline, shift.chance)
+    )
     if right is not None:
-        _agree(run, mine, rows, shift.order, rescaled, *drawn(x, y, seed + 1))
+        _agree(run, mine, rows, shift.order, float(right[later].double().mean()))
     seen = None if right is None else (int(right.sum()), len(right))
     strange = sorted(set(y.tolist()) - set(run.y.tolist()))
     whole = run.others.get("subpopulation", 1.0) == 1
@@ -143,12 +148,11 @@ def _promise(run: Evaluation) -> float:
     return curve(run.threat.eps)[0]
 
 
-def _outside(run: Evaluation, x: Tensor, y: Tensor) -> int:
+def _outside(run: Evaluation, x: Tensor) -> int:
     """How many new samples lie outside the box of the pack."""
-    about = run.info.get("data")
     domain = run.threat.domain
-    if isinstance(about, Mapping) and isinstance(about.get("scale"), list):
-        features = features_of(about)
+    if own_boxes(run):
+        features = features_of(run.info["data"])
         if x.ndim != 2 or x.shape[1] != len(features.low):
             return 0  # refused later, with both shapes
         inside = (x.double() >= features.low) & (x.double() <= features.high)
@@ -167,37 +171,27 @@ def _right(model: Model, x: Tensor, y: Tensor) -> Tensor:
         return predict(network.logits(x, network.rows).cpu(), y) == y
 
 
-def _shift(run: Evaluation, x: Tensor, y: Tensor, seed: int) -> tuple[ShiftBetween, Tensor]:
-    """The shift from the samples of the pack to the new ones, and which of its samples were
-    drawn.
-    """
-    order = run.threat.order if run.threat.order != math.inf else 1.0
-    places, _ = drawn(torch.arange(len(run)), run.y, seed)
-    before = run.images(places.tolist())[0]
-    asked = run.others.get("subpopulation", 1.0)
-    shift = shift_between(
-        (before, run.y[places]),
-        drawn(x, y, seed + 1),
+def _shift(run: Evaluation, mine: Tensor, later: tuple[Tensor, Tensor], seed: int) -> ShiftBetween:
+    """The shift from some samples of the pack to new ones, for each share of people."""
+    return shift_between(
+        (run.images(mine.tolist())[0], run.y[mine]),
+        later,
         run.threat.norm,
-        order,
+        run.threat.order if run.threat.order != math.inf else 1.0,
         label_cost=run.others.get("label_cost", math.inf),
-        shares=sorted({*SHARES, asked}),
+        shares=sorted({*SHARES, run.others.get("subpopulation", 1.0)}),
         seed=seed,
     )
-    return shift, places
 
 
-def _alone(run: Evaluation, x: Tensor, order: float, seed: int) -> AtShare:
+def _alone(run: Evaluation, mine: Tensor, later: Tensor, order: float, seed: int) -> AtShare:
     """The shift of the inputs without their labels, equally many of each: labels only add to it.
 
     What is guaranteed at eps less the baseline is the most that could hold, if chance were all of
     the baseline.
     """
-    n = min(len(run), len(x), MOST)
-    none = torch.zeros(max(len(run), len(x)))
-    places, _ = drawn(torch.arange(len(run)), none[: len(run)], seed)
-    later, _ = drawn(x, none[: len(x)], seed + 1)
-    before = run.images(places.tolist()[:n])[0]
+    n = min(len(mine), len(later))
+    before = run.images(mine.tolist()[:n])[0]
     found = shift_between(
         before, later[:n], run.threat.norm, order, shares=[1], repeats=REPEATS, seed=seed
     )
@@ -206,32 +200,13 @@ def _alone(run: Evaluation, x: Tensor, order: float, seed: int) -> AtShare:
     return AtShare(1.0, eps, usual, found.chance[0], at_best)
 
 
-def _entries(shift: ShiftBetween) -> list[tuple[float, float, float, float]]:
-    return list(zip(shift.shares, shift.eps, shift.baseline, shift.chance))
-
-
 def _curve(run: Evaluation, curve: RiskCurve, share: float) -> RiskCurve:
     price = run.others.get("label_cost", math.inf)
     return replace(curve, subpopulation=share, label_cost=price)
 
 
-def _row(
-    run: Evaluation, order: float, share: float, eps: float, usual: float, chance: float
-) -> AtShare:
-    """What the pack guarantees at one share of people."""
-    curve = _curve(run, run.curve(order), share)
-    guarantee = curve(eps)[0] if math.isfinite(eps) else 0.0
-    return AtShare(share, eps, usual, chance, guarantee)
-
-
 def _agree(
-    run: Evaluation,
-    places: Tensor,
-    rows: tuple[AtShare, ...],
-    order: float,
-    model: Model,
-    x: Tensor,
-    y: Tensor,
+    run: Evaluation, places: Tensor, rows: tuple[AtShare, ...], order: float, seen: float
 ) -> None:
     """Refuse new samples that contradict the radii: on the samples that were drawn, the accuracy
     seen is at or above what is certified at their distance.
@@ -239,7 +214,6 @@ def _agree(
     mine = torch.zeros(len(run), dtype=torch.bool)
     mine[places] = True
     curve = replace(of_samples(run, mine), order=order)
-    seen = float(_right(model, x, y).double().mean())
     for row in rows:
         if not math.isfinite(row.eps):
             continue
@@ -277,6 +251,8 @@ def _answer(
         return HOLDS, "The guarantee still speaks about these data"
     if alone.chance > CHANCE and fell:
         return UNKNOWN, "These samples cannot tell: only the accuracy shows a shift"
+    if alone.chance > CHANCE and seen and proportion_at_least(*seen, CONFIDENCE) < promised:
+        return UNKNOWN, "These samples are too few to tell"
     if alone.chance > CHANCE:
         return (
             HOLDS,
@@ -312,7 +288,7 @@ def _sentence(
     if finite:
         best = max(finite, key=lambda row: row.guarantee)
         parts.append(
-            f"at the measured shift (share {best.share:g}, eps {_eps(best.eps)}, order "
+            f"at the measured shift (share {best.share:g}, eps {show(best.eps)}, order "
             f"{order:g}) at least {floor_percent(best.guarantee)} % is guaranteed"
         )
     if seen is None:
@@ -320,7 +296,3 @@ def _sentence(
     else:
         parts.append(f"and {100 * seen[0] / seen[1]:.2f} % of {seen[1]:,} new samples are correct")
     return ", ".join(parts) + "."
-
-
-def _eps(value: float) -> str:
-    return show(value) if math.isfinite(value) else "inf"

@@ -7,6 +7,8 @@ the same file.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,6 +18,7 @@ from wassail.evaluation.run import Evaluation
 from wassail.evidence.question import own_boxes
 from wassail.evidence.statement import Statement
 from wassail.writing import visible
+from wassail.zoo.features import features_of
 
 HEAD = """\
 # The settings of this pack: wassail evidence MODEL --data DATA --config settings.toml --out AGAIN
@@ -41,6 +44,23 @@ def settings_text(run: Evaluation, statement: Statement) -> str:
     lines += [("require", list(statement.require))] if statement.require else []
     text = HEAD + "".join(f"{key} = {_toml(value)}\n" for key, value in lines)
     return text + "".join(f"# {visible(note)}\n" for note in _beside(run))
+
+
+def box_text(run: Evaluation) -> str:
+    """The file for `--box` of a run with a box for each feature.
+
+    Args:
+        run: the evaluation.
+    """
+    features = features_of(run.info["data"])
+    made = io.StringIO()
+    lines = csv.writer(made, lineterminator="\n")
+    lines.writerow(["feature", "low", "high", "scale"])
+    scale = features.scale.masked_fill(features.fixed, 0.0)
+    sides = (features.low.tolist(), features.high.tolist(), scale.tolist())
+    for name, *numbers in zip(features.names, *sides):
+        lines.writerow([visible(name), *map(repr, numbers)])
+    return made.getvalue()
 
 
 def _threats(run: Evaluation) -> Iterator[tuple[str, Any]]:
@@ -112,7 +132,7 @@ def _beside(run: Evaluation) -> Iterator[str]:
         listed = ", ".join(f"order {t.order:g}: {t.eps!r}" for t in run.threats)
         yield f"eps differs by order, as with a known shift: {listed}."
     if own_boxes(run):
-        yield "--box: boxes and units of the features are in run/config.json, config.data."
+        yield "--box: the boxes and units of the features are in box.csv."
     if run.others.get("groups") is not None:
         yield "--groups: the group of each sample is in run/config.json, config.others."
     if any(entry["name"] == GIVEN for entry in run.info["attacks"]):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -200,18 +200,25 @@ def metrics(run: Evaluation, verdicts: list[Verdict]) -> dict[str, float]:
         verdicts: the requirements that were checked.
     """
     found = {"wassail/clean": run.clean}
-    for threat in run.threats:
+    for threat, *values in _rows(run):
         where = f"p{threat.order:g}/eps{threat.eps:g}"
-        certified, attacked = run.curve(threat.order)(threat.eps)
-        low, high = run.curve(threat.order).population(0.95)(threat.eps)
-        found[f"wassail/attacked/{where}"] = attacked
-        found[f"wassail/population_at_most/{where}"] = high
-        if run.radii is not None:
-            found[f"wassail/certified/{where}"] = certified
-            found[f"wassail/population_at_least/{where}"] = low
+        named = zip(("certified", "attacked", "population_at_least", "population_at_most"), values)
+        found |= {f"wassail/{name}/{where}": value for name, value in named if value is not None}
     for place, verdict in enumerate(verdicts, 1):
         found[f"wassail/requirement_{place}_holds"] = float(bool(verdict))
     return found
+
+
+def _rows(
+    run: Evaluation,
+) -> Iterator[tuple[Threat, float | None, float, float | None, float]]:
+    """Each threat: both sides on the samples, then for all inputs; None where nothing is proved."""
+    proved = run.radii is not None
+    for threat in run.threats:
+        curve = run.curve(threat.order)
+        certified, attacked = curve(threat.eps)
+        low, high = curve.population(0.95)(threat.eps)
+        yield threat, certified if proved else None, attacked, low if proved else None, high
 
 
 def _artefacts(run: Evaluation, verdicts: list[Verdict], folder: Path) -> list[Path]:
@@ -239,13 +246,5 @@ def log_to_wandb(run: Evaluation, into: Any = None) -> None:
     if target is None:
         raise InputError("there is no run of Weights & Biases: call wandb.init first.")
     columns = ["threat", "certified", "attacked", "at least, all inputs", "at most, all inputs"]
-    rows = []
-    for threat in run.threats:
-        curve = run.curve(threat.order)
-        certified, attacked = curve(threat.eps)
-        low, high = curve.population(0.95)(threat.eps)
-        known = run.radii is not None
-        rows.append(
-            [str(threat), certified if known else None, attacked, low if known else None, high]
-        )
+    rows = [[str(threat), *values] for threat, *values in _rows(run)]
     target.log({"wassail": wandb.Table(columns=columns, data=rows), **metrics(run, [])})

@@ -20,30 +20,35 @@ from wassail.evaluation.reading import ODD
 from wassail.evaluation.run import Evaluation
 from wassail.evaluation.sealing import SEAL, Seal, sealed
 from wassail.evidence.pack import (
+    GIVEN,
     MODEL,
+    PAGE,
     RECORD,
+    REPORT,
     RUN,
+    SETTINGS,
+    SHIFT,
     check_pack_seal,
     listed,
     measured,
     read_record,
     statement_of,
-    strangers,
     texts,
 )
+from wassail.evidence.question import recorded
 from wassail.network import Model, frozen, versions
 from wassail.report.page import report
-from wassail.writing import MAX_TEXT, read_small, save
+from wassail.writing import MAX_TEXT, read_small
 from wassail.zoo.features import as_evaluated
 from wassail.zoo.weights import sha256
 
 SHARE = 0.1  # of the radii, proved again unless more is asked for
 FORMAT = "wassail verification 1"
-REPORT = f"{RUN}/report.html"
 AUTHOR = (
     "what the author states: the purpose, how the samples were drawn, why this eps, the unit and "
     "the limits."
 )
+LATER = f"whether the samples of {SHIFT} are later data: they are the author's choice."
 CLOSE = 1e-9  # relative: by so much the figures of another processor may differ
 
 
@@ -66,6 +71,8 @@ def verify_pack(
     *,
     signer: str | None = None,
     seed: int | None = None,
+    run: Evaluation | None = None,
+    files: Mapping[str, Any] | None = None,
 ) -> tuple[Verification, Seal]:
     """What of a pack does not hold for a model, what was looked at, and what was not; and its seal.
 
@@ -76,21 +83,28 @@ def verify_pack(
         radii: share of the radii that is proved again; default 0.1.
         signer: the key that must have signed the pack, as in `check_seal`; default None.
         seed: of the random choices; default None, a new one.
+        run: of the pack, where it was loaded; default None.
+        files: digests of the files of the model, where it is not the one in the pack; default None.
     """
-    run = load(place)
+    run = load(place) if run is None else run
     known = check_pack_seal(place, run, signer)
     found = run.verify(model, data, radii, seed=seed)
     problems, checked = check_files(place, run)
     more, told = _findings(run, model)
+    unchecked = [AUTHOR, *([LATER] if (place / SHIFT).exists() else [])]
+    if files is not None and (place / MODEL).exists():
+        if not any(name.endswith(".onnx") for name in files):
+            unchecked.append(f"whether {MODEL} is the model that was given.")
+        elif sha256(place / MODEL) not in files.values():
+            problems.append(f"{MODEL} is not the file of the model that was given.")
     said = str(known)
-    covered = ["file evidence.json", "file evidence.html", "file settings.toml", f"file {SEAL}"]
-    covered += [f"file {Path(REPORT).name}"]
+    covered = [f"file {name}" for name in (RECORD, PAGE, SETTINGS, SEAL, Path(REPORT).name)]
     fields = dict.fromkeys([*found.fields, *covered])
     whole = replace(
         found,
         problems=(*found.problems, *problems, *more, *(() if known else (said,))),
         checked=(*found.checked, *checked, *told, *((said,) if known else ())),
-        unchecked=(*found.unchecked, AUTHOR),
+        unchecked=(*found.unchecked, *unchecked),
         fields=tuple(fields),
         unread=tuple(name for name in found.unread if name not in fields),
     )
@@ -106,7 +120,6 @@ def check_files(place: Path, run: Evaluation) -> tuple[list[str], list[str]]:
         run: its run.
     """
     names = listed(place)
-    problems = [f"{name!r} is no part of a pack." for name in strangers(names)[:3]]
     try:
         made = texts(run, statement_of(place), measured(place, run), MODEL in names)
     except ODD as error:
@@ -116,13 +129,17 @@ def check_files(place: Path, run: Evaluation) -> tuple[list[str], list[str]]:
             f"the run of the pack {str(place)!r} makes no sense: it is damaged."
         ) from None
     made[REPORT] = report(run)
-    if MODEL in names and sha256(place / MODEL) not in _model_digests(run):
+    known = GIVEN | made.keys()
+    strange = [n for n in names if n not in known and not n.startswith(f"{RUN}/results/")]
+    problems = [f"{name!r} is no part of a pack." for name in strange[:3]]
+    stated = recorded(recorded(run.info, "model"), "files")
+    if MODEL in names and sha256(place / MODEL) not in stated.values():
         problems.append(f"{MODEL} is not the file that the run names.")
     for name, text in made.items():
-        stated = read_small(place / name, MAX_TEXT, "a part of a pack") if name in names else None
-        if stated is None:
+        found = read_small(place / name, MAX_TEXT, "a part of a pack") if name in names else None
+        if found is None:
             problems.append(f"the pack has no {name}.")
-        elif stated != text.encode() and not (name == RECORD and _same(stated, text)):
+        elif found != text.encode() and not (name == RECORD and _same(found, text)):
             problems.append(
                 f"{name} does not say what the run says, as this version writes it{_made_by(run)}."
             )
@@ -136,18 +153,10 @@ def check_files(place: Path, run: Evaluation) -> tuple[list[str], list[str]]:
 
 def _made_by(run: Evaluation) -> str:
     """Which version of the package to take instead; "" where the pack is of this one."""
-    stated = run.info.get("versions")
-    theirs = stated.get("wassail") if isinstance(stated, Mapping) else None
+    theirs = recorded(run.info, "versions").get("wassail")
     if theirs is None or theirs == versions()["wassail"]:
         return ""
     return f"; the pack says that wassail {theirs} made it: verify it with that version, too"
-
-
-def _model_digests(run: Evaluation) -> list[Any]:
-    """The digests of the model's files, as the run records them."""
-    about = run.info.get("model")
-    files = about.get("files") if isinstance(about, Mapping) else None
-    return list(files.values()) if isinstance(files, Mapping) else []
 
 
 def _same(stated: bytes, text: str) -> bool:
@@ -214,13 +223,3 @@ def record_text(
         "versions": versions(),
     }
     return sealed(claim, key)
-
-
-def write_record(path: str | PathLike[str], text: str) -> Path:
-    """Write the record of a verification; its path is returned.
-
-    Args:
-        path: of the file.
-        text: as `record_text` gives it.
-    """
-    return save(path, text)

@@ -96,7 +96,7 @@ def opened_chunk(path: Path) -> Iterator[tuple[Layout, dict[str, str], BinaryIO]
             raise ValueError("it is cut short or no safetensors file")
         text = file.read(length)
         try:
-            content = _parsed(text.decode("ascii"))
+            content = parsed(text.decode("ascii"))
             metadata = content.pop("__metadata__")
             layout = _sorted(
                 [(name, entry["dtype"], entry["shape"]) for name, entry in content.items()]
@@ -225,12 +225,14 @@ def dumps(value: Any, sort: bool = True) -> str:
     return json.dumps(value, sort_keys=sort, separators=(",", ":"), allow_nan=False)
 
 
-def _parsed(text: str) -> Any:
-    """JSON as the standard has it; ValueError for anything else, be it an infinity or a
-    thousand brackets.
+def parsed(text: str | bytes) -> Any:
+    """JSON as the standard has it; ValueError for anything else, be it an infinity, a thousand
+    brackets, or a name that stands twice in one object.
     """
     try:
-        return json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        return json.loads(
+            text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=unique
+        )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -238,9 +240,19 @@ def _parsed(text: str) -> Any:
 def loads(text: str) -> Any:
     """What `encode` and `dumps` wrote."""
     try:
-        return decode(_parsed(text))
+        return decode(parsed(text))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. A name that stands twice means one thing to one reader and another to the
+    next, so it is a ValueError.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return found
 
 
 def _no_number(text: str) -> float:

@@ -279,7 +279,10 @@ class Store:
         if text is None:
             return ["results/manifest.json is missing: the run is not finished."]
         try:
-            listed = dict(loads(text)["files"])
+            content = loads(text)
+            listed = dict(content["files"])
+            if not set(content) <= {"files", "format"}:
+                raise ValueError
         except (ValueError, TypeError, KeyError):
             return ["results/manifest.json is not a manifest."]
         found = self._sums()
@@ -349,8 +352,8 @@ class Store:
             config = content["config"]
             form = content["format"]
             run = content["run"]
-            if not isinstance(config, dict) or form != FORMAT:
-                raise ValueError(f"format {form!r}")
+            if not isinstance(config, dict) or form != FORMAT or len(content) != 3:
+                raise ValueError(f"format {form!r}, parts {', '.join(map(str, content))}")
             changed = run != identity(config)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise InputError(
