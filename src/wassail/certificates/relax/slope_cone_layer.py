@@ -143,12 +143,13 @@ class Layer:
         eps = self.eps.amax(1)[owner].expand(len(bent)) * (1 - 2.0**-20)
         size = bent.abs()
         room = torch.where(bent > 0, up, down)
-        level = filling_step(size, room, torch.zeros_like(eps), eps)[:, None]
-        ball = torch.minimum(size, room / level)
-        rest = (size - ball).clamp(min=0)
+        free = torch.where(room > 0, size, 0.0)
+        level = filling_step(free, room, torch.zeros_like(eps), eps)
+        ball = torch.minimum(size, room * (1 / level)[:, None])
         slack = 1 + (size.shape[1] + 32) * UNIT
         # Where the ball and the box do not add up to the coefficient: by a rounding of it.
-        fixed = (rest * room).sum(1) + 4 * UNIT * (size * room).sum(1)
+        rest = (size - ball).clamp_(min=0).add_(size, alpha=4 * UNIT)
+        fixed = rest.mul_(room).sum(1)
         return fixed * slack, rounding.length(ball, 2, 1) * slack
 
     def _box(self, owner: Tensor) -> Span:

@@ -250,7 +250,7 @@ class SlopeCones:
         self, pulled: Pulled, owner: Tensor, sign: float, along: dict[int, Tensor], seen: Seen
     ) -> Tensor:
         """`sign <row, d>` is at most this, `(R,)`."""
-        a = sign * pulled.a
+        a = pulled.a if sign > 0 else -pulled.a
         across = seen.balls.upper(a, seen.owner)
         found = self.upper(pulled, a, across, owner, sign, along, seen.boxes)
         apart = found.constant + across
