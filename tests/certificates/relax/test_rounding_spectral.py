@@ -9,7 +9,7 @@ from torch import Tensor
 
 from support.rounding import MODES, fractions, rounded
 from wassail.certificates.relax import spectral
-from wassail.certificates.relax.spectral import _top, matrix_norms
+from wassail.certificates.relax.spectral import Gram, _top, matrix_norms
 
 DOUBLE = torch.float64
 
@@ -59,6 +59,24 @@ def test_matrices_without_and_with_next_to_nothing() -> None:
     exact = 2 * Fraction(2) ** -2148
     assert Fraction(float(matrix_norms(least))) ** 2 >= exact
     assert math.isnan(float(matrix_norms(torch.full((1, 2, 2), math.inf, dtype=DOUBLE))))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_of_rows_may_be_as_small_as_they_like(mode: str) -> None:
+    """Once the products of two rows are known they are those of the rows times their weights,
+    also where those vanish.
+    """
+    for k in range(6):
+        a = 1 + uniform(1, 2, 3000, seed=k)
+        a[:, 0] *= 2.0**-600
+        weight = torch.tensor([[1.0, 2.0**-600]], dtype=DOUBLE)
+        with rounded(mode):
+            found = Fraction(float(Gram.of(a).norms(weight)))
+        rows = (a * weight[:, :, None])[0]
+        assert found**2 >= max(sum(v * v for v in row) for row in fractions(rows))
+        usual = Gram.of(a).norms(torch.tensor([[0.25, 0.75]], dtype=DOUBLE))
+        exact = sum((v * Fraction(3, 4)) ** 2 for v in fractions(a)[0][1])
+        assert exact <= Fraction(float(usual)) ** 2 <= exact * (1 + Fraction(1, 10**8))
 
 
 @pytest.mark.parametrize(

@@ -18,18 +18,8 @@ from wassail.certificates.relax.balls import Balls, filling_step
 from wassail.certificates.relax.lines import Arithmetic, Shape, rounding_of
 from wassail.certificates.relax.norms import map_norm
 from wassail.certificates.relax.rows import Span, flattened, of_owner
+from wassail.certificates.relax.spectral import Gram
 from wassail.rounding import UNIT
-
-
-@dataclass(frozen=True, eq=False)
-class Gram:
-    """`A A^T` of the rows a of some samples, over the square of scale, `(samples, m, m)`; scale:
-    `(samples,)`; off: what it is off by, in units of its trace.
-    """
-
-    values: Tensor
-    scale: Tensor
-    off: float
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,20 +21,44 @@ BLOCK = 32
 FACTORS = (1 + 1e-9, 1.001, 1.01, 1.03, 1.1, 1.5)
 
 
+@dataclass(frozen=True, eq=False)
+class Gram:
+    """`A A^T` of matrices `(N, m, n)`, over the square of scale, `(N, m, m)`; scale: `(N,)`; off:
+    what each entry is off by, in units of the lengths of its two rows.
+    """
+
+    values: Tensor
+    scale: Tensor
+    off: float
+
+    @classmethod
+    def of(cls, a: Tensor) -> Gram:
+        """In float64. Entries below 2^-1000 may be lost."""
+        # Squares of numbers near 1 do not underflow, and the trace is that of the scaled matrix.
+        scale = a.abs().amax((1, 2)).clamp(min=2.0**-1000)
+        clock.look()
+        return cls(_products(a / scale[:, None, None]), scale, (sum(a.shape[1:]) + 64) * 4 * UNIT)
+
+    def norms(self, weight: Tensor | None = None) -> Tensor:
+        """`||A||_2` from above, `(N,)`, the rows times weights `(N, m)`, which are at most 1; NaN
+        after an overflow.
+        """
+        if weight is None:
+            return gram_norms(self.values, self.off) * self.scale
+        values = self.values * weight[:, :, None] * weight[:, None, :]
+        # Products of weights that underflow are as long as this together.
+        lost = weight.shape[1] * 2.0**-500
+        return (gram_norms(values, self.off) + lost) * self.scale
+
+
 def matrix_norms(a: Tensor) -> Tensor:
     """`||A||_2` of matrices `(N, m, n)` in float64, from above, `(N,)`; NaN after an overflow."""
     if not a.numel():
         return a.new_zeros(len(a))
-    # Squares of numbers near 1 do not underflow, and the trace is that of the scaled matrix.
-    largest = a.abs().amax((1, 2))
-    scale = largest.clamp(min=2.0**-1000)
-    a = a / scale[:, None, None]
-    a = a if a.shape[1] <= a.shape[2] else a.mT
-    m, n = a.shape[1:]
-    clock.look()
-    found = gram_norms(_products(a), (m + n + 64) * 4 * UNIT) * scale
-    # Entries that are smaller than that are as long as this together.
-    return found + (largest < scale).double() * (math.sqrt(m * n) * 2.0**-1000)
+    gram = Gram.of(a if a.shape[1] <= a.shape[2] else a.mT)
+    # Entries that were lost are as long as this together.
+    lost = (gram.scale <= 2.0**-1000).double() * (math.sqrt(a[0].numel()) * 2.0**-1000)
+    return gram.norms() + lost
 
 
 def _products(a: Tensor) -> Tensor:
