@@ -14,10 +14,9 @@ from support.rounding import MODES, rounded
 from wassail.certificates.graph.graph import Affine, Graph
 from wassail.certificates.graph.operators.convolution import Conv
 from wassail.certificates.graph.reader import read
-from wassail.certificates.relax.ball_margins import ball_margins
+from wassail.certificates.relax.ball_margins import BallSweep, ball_margins
 from wassail.certificates.relax.ball_relaxation import BallRelaxation
 from wassail.certificates.relax.ball_relaxation_layer import BallLayer
-from wassail.certificates.relax.ball_sweep import BallSweep
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep
 from wassail.certificates.relax.lines import Lines

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from support.rounding import MODES, fractions, rounded
-from wassail.certificates.relax import spectral
-from wassail.certificates.relax.spectral import Gram, _top, matrix_norms
+from wassail.certificates.relax import norms
+from wassail.certificates.relax.norms import Gram, _top, matrix_norms
 
 DOUBLE = torch.float64
 
@@ -37,7 +37,7 @@ def test_a_factor_of_a_matrix_that_is_nearly_singular_proves_little(
     have a Cholesky factor all the same, by rounding, and the least that has one is taken.
     """
     near = tuple(1 + k * 2.0**-52 for k in range(-60, 61, 2))
-    monkeypatch.setattr(spectral, "FACTORS", near)
+    monkeypatch.setattr(norms, "FACTORS", near)
     tight = 0
     for k in range(60):
         m = 2 + k % 9
@@ -87,4 +87,4 @@ def test_products_of_blocks_are_all_products(shape: tuple[int, int, int]) -> Non
     a = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     far = torch.arange(shape[1])[:, None] - torch.arange(shape[2])
     for rows in (a, torch.where(far.abs() < 9, a, 0.0), torch.where(far % 7 == 0, a, 0.0)):
-        assert torch.allclose(spectral._products(rows), rows @ rows.mT, rtol=1e-12, atol=1e-12)
+        assert torch.allclose(norms._products(rows), rows @ rows.mT, rtol=1e-12, atol=1e-12)

@@ -16,9 +16,8 @@ from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.maps import laid_out
 from wassail.certificates.relax.balls import Balls, filling_step
 from wassail.certificates.relax.lines import Arithmetic, Shape, rounding_of
-from wassail.certificates.relax.norms import map_norm
+from wassail.certificates.relax.norms import Gram, map_norm
 from wassail.certificates.relax.rows import Span, flattened, of_owner
-from wassail.certificates.relax.spectral import Gram
 from wassail.rounding import UNIT
 
 

@@ -36,15 +36,15 @@ from wassail.certificates import clock
 from wassail.certificates.graph.maps import laid_out
 from wassail.certificates.relax.backward import Backward, unit_rows
 from wassail.certificates.relax.balls import Balls
-from wassail.certificates.relax.chunks import room_of
 from wassail.certificates.relax.lines import Arithmetic, Shape
-from wassail.certificates.relax.norms import map_norm
+from wassail.certificates.relax.norms import Gram, map_norm, matrix_norms
 from wassail.certificates.relax.reach import UP
 from wassail.certificates.relax.rows import (
     Span,
     flattened,
     narrow_to,
     of_owner,
+    room_of,
     row_dot,
     unflattened,
 )
@@ -57,9 +57,7 @@ from wassail.certificates.relax.slope_cone_layer import (
     flattened_root,
     losses_of,
 )
-from wassail.certificates.relax.slope_cone_windows import ConeWindows
-from wassail.certificates.relax.spectral import Gram, matrix_norms
-from wassail.certificates.relax.windows import Windows
+from wassail.certificates.relax.windows import ConeWindows, Windows
 from wassail.rounding import UNIT
 
 if TYPE_CHECKING:
