@@ -59,7 +59,6 @@ GUARDS: dict[str, tuple[str, ...]] = {
         "rounding_linear", "rounding_smooth", "rounding_sweeps::condensed", "propagate"
     ),
     "certificates/relax/rows.py": _SWEEP,
-    "certificates/relax/tangents.py": _TANGENTS,
     "certificates/graph/tangent.py": _TANGENTS,
     "certificates/graph/arc.py": (
         *_tests("rounding_parts::shifts", "rounding_slope_cones", "rounding_sweeps"),

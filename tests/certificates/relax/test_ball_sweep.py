@@ -29,7 +29,7 @@ KINDS = list(PIECEWISE)
 
 def both(graph: Graph, balls: Balls, rows: bool = True) -> tuple[Sweep, BallSweep]:
     """CROWN's sweep and the one with balls on top of it; rows: begun with the norms of rows."""
-    reach = Reach.make(graph, balls)
+    reach = Reach(graph, balls).run()
     begun = reach.ranges if rows else {}
     moved: dict[int, Length] = {}
     crown = Sweep(graph, balls, 0, begun, moved).run()
@@ -192,7 +192,7 @@ def test_both_starts_are_tried() -> None:
     graph = read(model, (n,))
     radius = torch.tensor([0.4], dtype=torch.float64)
     balls = Balls.make(torch.zeros(1, n, dtype=torch.float64), radius, 2.0, None)
-    reach = Reach.make(graph, balls)
+    reach = Reach(graph, balls).run()
     sweep = Sweep(graph, balls, 0, reach.ranges).run()
     spheres = BallRelaxation(sweep)
     rows = torch.eye(2, dtype=torch.float64)

@@ -154,7 +154,7 @@ class Sweep(Substitution):
     @cached_property
     def reach(self) -> Reach:
         """How far the nodes move on the balls."""
-        return Reach.make(self.graph, self.balls)
+        return Reach(self.graph, self.balls).run()
 
     def run(self) -> Sweep:
         """Forward, node by node; before an activation its inputs are bounded by substitution."""
