@@ -149,7 +149,7 @@ def test_a_sweep_looks_between_nodes_and_chunks(
     with clock.limited(1e9):
         Sweep(graph, balls).run()
         coarse = ticks.asked
-        monkeypatch.setattr("wassail.certificates.relax.chunks.CHUNK", 64)
+        monkeypatch.setattr("wassail.certificates.relax.rows.CHUNK", 64)
         Sweep(graph, balls).run()
     assert coarse > len(graph.nodes)
     assert ticks.asked - coarse > 4 * coarse

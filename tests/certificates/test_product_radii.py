@@ -169,7 +169,7 @@ def test_lengths_of_errors_at_the_margins(
     graph = arithmetic_of(read(model, (SIZE,)), "executed")
     balls = Balls.make(x, torch.full((len(x),), 0.5), 2.0, (0.0, 1.0))
     with rounded(mode):
-        error = Reach.make(graph, balls).margin_errors(graph, y)
+        error = Reach(graph, balls).run().margin_errors(y)
     generator = torch.Generator().manual_seed(6)
     step = torch.randn(60, len(x), SIZE, generator=generator)
     step = 0.49 * step / step.norm(dim=2, keepdim=True)
@@ -197,7 +197,7 @@ def test_logits_of_any_kind_have_lengths_of_errors(last: str) -> None:
     graph = arithmetic_of(read(model, (6,)), "executed")
     x = torch.rand(2, 6)
     y = torch.tensor([0, 2])
-    found = Reach.make(graph, Balls.make(x, torch.ones(2), 2.0, None)).margin_errors(graph, y)
+    found = Reach(graph, Balls.make(x, torch.ones(2), 2.0, None)).run().margin_errors(y)
     with torch.no_grad():
         z = model(x).double()
     precise = graph.logits(x)

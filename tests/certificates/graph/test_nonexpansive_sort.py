@@ -126,7 +126,7 @@ def test_the_rounding_of_a_comparison_is_in_the_radius() -> None:
     graph = read(nn.Sequential(GroupSort(2)).double(), (2,))
     x = torch.tensor([[3.0, 1e16], [0.1, 7e15], [1.0, 2.0]], dtype=torch.float64)
     balls = Balls.make(x, torch.zeros(3, dtype=torch.float64), 2.0, None)
-    reach = Reach.make(graph, balls)
+    reach = Reach(graph, balls).run()
     last = len(graph.nodes) - 1
     here = graph.logits(x)
     assert (here[0, 0] != 3.0) and last in nonexpansive_sorts(graph)

@@ -229,7 +229,7 @@ def test_lengths_of_deviations_hold_across_the_jump() -> None:
     balls = Balls.make(x, f64(1e-8), 2.0, None)
     moved = graph.logits(x + 5e-9) - graph.logits(x)
     assert float(moved.abs().min()) > 0.69
-    reach = Reach.make(graph, balls)
+    reach = Reach(graph, balls).run()
     last = len(graph.nodes) - 1
     assert float(reach.radius[last]) >= float(moved.norm())
     low, high = reach.ranges[last]

@@ -11,8 +11,7 @@ from support.rounding import MODES, fractions, rounded, serial
 from wassail.certificates.graph.graph import Affine, Graph, Node
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.reader import read
-from wassail.certificates.relax.ball_first_layer import FirstLayer
-from wassail.certificates.relax.ball_quadratic_terms import restricted_norm
+from wassail.certificates.relax.ball_quadratic_terms import FirstLayer, restricted_norm
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.norms import map_norm
 

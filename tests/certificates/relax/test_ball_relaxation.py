@@ -61,7 +61,7 @@ def test_nodes_stay_within_their_reach(kind: str, norm: float) -> None:
     graph = random_graph(kind, 3)
     given = case(graph, 3, norm)
     radius = torch.full((len(given.x),), 0.2, dtype=torch.float64)
-    reach = Reach.make(graph, Balls.make(given.x, radius, norm, BOX))
+    reach = Reach(graph, Balls.make(given.x, radius, norm, BOX)).run()
     here = graph.values(given.x)
     for some in inside(given.x, radius, norm, 30, 1):
         for i, there in enumerate(graph.values(some)):
@@ -89,7 +89,7 @@ def test_any_slopes_and_multipliers_prove_only_what_is_true() -> None:
     x = torch.rand(3, 6, generator=generator, dtype=torch.float64)
     radius = torch.full((3,), 0.4, dtype=torch.float64)
     balls = Balls.make(x, radius, 2.0, None)
-    reach = Reach.make(graph, balls)
+    reach = Reach(graph, balls).run()
     sweep = Sweep(graph, balls, 0, reach.ranges).run()
     spheres = BallRelaxation(sweep)
     last = len(graph.nodes) - 1
@@ -132,7 +132,7 @@ def test_what_is_in_a_ball_moves_no_farther(kind: str) -> None:
     given = case(graph, 4, 2.0)
     radius = torch.full((len(given.x),), 0.2, dtype=torch.float64)
     balls = Balls.make(given.x, radius, 2.0, BOX)
-    reach = Reach.make(graph, balls)
+    reach = Reach(graph, balls).run()
     sweep = Sweep(graph, balls, 0, reach.ranges).run()
     links = BallRelaxation(sweep).balls
     here = graph.values(given.x)

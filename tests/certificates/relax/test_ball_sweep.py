@@ -14,10 +14,9 @@ from support.rounding import MODES, rounded
 from wassail.certificates.graph.graph import Affine, Graph
 from wassail.certificates.graph.operators.convolution import Conv
 from wassail.certificates.graph.reader import read
-from wassail.certificates.relax.ball_margins import ball_margins
+from wassail.certificates.relax.ball_margins import BallSweep, ball_margins
 from wassail.certificates.relax.ball_relaxation import BallRelaxation
 from wassail.certificates.relax.ball_relaxation_layer import BallLayer
-from wassail.certificates.relax.ball_sweep import BallSweep
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep
 from wassail.certificates.relax.lines import Lines
@@ -30,7 +29,7 @@ KINDS = list(PIECEWISE)
 
 def both(graph: Graph, balls: Balls, rows: bool = True) -> tuple[Sweep, BallSweep]:
     """CROWN's sweep and the one with balls on top of it; rows: begun with the norms of rows."""
-    reach = Reach.make(graph, balls)
+    reach = Reach(graph, balls).run()
     begun = reach.ranges if rows else {}
     moved: dict[int, Length] = {}
     crown = Sweep(graph, balls, 0, begun, moved).run()
@@ -193,7 +192,7 @@ def test_both_starts_are_tried() -> None:
     graph = read(model, (n,))
     radius = torch.tensor([0.4], dtype=torch.float64)
     balls = Balls.make(torch.zeros(1, n, dtype=torch.float64), radius, 2.0, None)
-    reach = Reach.make(graph, balls)
+    reach = Reach(graph, balls).run()
     sweep = Sweep(graph, balls, 0, reach.ranges).run()
     spheres = BallRelaxation(sweep)
     rows = torch.eye(2, dtype=torch.float64)

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from wassail.certificates.graph.execution import Call
 from wassail.certificates.graph.graph import Affine, Node
-from wassail.certificates.graph.maps import Matrix
+from wassail.certificates.graph.maps import Call, Matrix
 from wassail.certificates.relax.executed import (
     _by_sign,
     _largest_parts,

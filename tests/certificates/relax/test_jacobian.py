@@ -32,10 +32,9 @@ from wassail.certificates.lipschitz.ladder import lipschitz, propagated
 from wassail.certificates.lipschitz.semidefinite import semidefinite
 from wassail.certificates.lipschitz.steepest import ascend, jacobian_norms, jacobians, margin_rows
 from wassail.certificates.relax.balls import Balls
-from wassail.certificates.relax.jacobian import adjoint, entries, entry_norms, secants
+from wassail.certificates.relax.jacobian import adjoint, centred, entries, entry_norms, secants
 from wassail.certificates.relax.norms import product
 from wassail.certificates.relax.ranges import Rays, far_ranges, one_region, ranges, smooth_bounds
-from wassail.certificates.relax.tangents import centred
 from wassail.certificates.search.input_boxes import InputSearch
 from wassail.zoo.onnx import load_onnx
 

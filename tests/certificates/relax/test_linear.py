@@ -22,13 +22,12 @@ from wassail.certificates.graph.operators.pooling import Average
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
 from wassail.certificates.lipschitz.steepest import jacobians
-from wassail.certificates.relax import chunks
 from wassail.certificates.relax import crown as crown_module
+from wassail.certificates.relax import rows as rows_module
 from wassail.certificates.relax.balls import Balls
-from wassail.certificates.relax.chunks import chunks_of
 from wassail.certificates.relax.crown import Sweep, margin_bounds, margins
 from wassail.certificates.relax.lines import Arithmetic, Shape
-from wassail.certificates.relax.rows import Span, Turned
+from wassail.certificates.relax.rows import Span, Turned, chunks_of
 from wassail.geometry import project, steepest
 from wassail.threat import Domain, dual
 
@@ -588,8 +587,8 @@ def test_a_batch_is_as_good_as_its_samples_alone(
         mixed = margin_bounds(graph, x[order], y[order], radius[order], norm, BOX, steps)
         assert torch.allclose(mixed, whole[order], **same)
         with monkeypatch.context() as patch:
-            patch.setattr(chunks, "CHUNK", 1024)
-            patch.setattr(chunks, "ALONE", 2)
+            patch.setattr(rows_module, "CHUNK", 1024)
+            patch.setattr(rows_module, "ALONE", 2)
             cut = margin_bounds(graph, x, y, radius, norm, BOX, steps)
         assert torch.allclose(cut, whole, **same)
 

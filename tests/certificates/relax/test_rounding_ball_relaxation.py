@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from support.rounding import MODES, fractions, rounded, serial
-from wassail.certificates.graph.execution import Call, Execution
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
-from wassail.certificates.graph.maps import Concat, Matrix, Scale, Sum
+from wassail.certificates.graph.maps import Call, Concat, Execution, Matrix, Scale, Sum
 from wassail.certificates.graph.matrix_norms import matrix_norm
 from wassail.certificates.graph.reader import read
 from wassail.certificates.relax import ball_margins as margins_of
@@ -26,7 +25,7 @@ from wassail.certificates.relax.crown import Sweep
 from wassail.certificates.relax.executed import arithmetic_of, call_error, gamma
 from wassail.certificates.relax.lines import Lines
 from wassail.certificates.relax.norms import map_norm
-from wassail.certificates.relax.reach import Forward, Reach, length_above
+from wassail.certificates.relax.reach import Reach, length_above
 
 INF = math.inf
 DOUBLE = torch.float64
@@ -45,11 +44,9 @@ def relu(n: int, slope: float) -> Node:
     return Node((0,), (n,), "", Relu(torch.tensor(slope, dtype=DOUBLE)))
 
 
-def forward(graph: Graph, x: Tensor, radius: float, norm: float = INF) -> Forward:
+def forward(graph: Graph, x: Tensor, radius: float, norm: float = INF) -> Reach:
     balls = Balls.make(x, torch.full((len(x),), radius, dtype=DOUBLE), norm, None)
-    found = Forward(graph, balls)
-    found.run()
-    return found
+    return Reach(graph, balls).run()
 
 
 def square(values: list[Fraction]) -> Fraction:
@@ -94,7 +91,7 @@ def test_lengths_of_errors_after_an_activation(mode: str) -> None:
     node = relu(1, slope)
     assert isinstance(node.op, Relu)
     for k in range(30):
-        given = object.__new__(Forward)
+        given = object.__new__(Reach)
         given.graph = Graph((start(1), node))
         given.centre = {0: torch.zeros(1, 1, dtype=DOUBLE)}
         given.lost = {}
@@ -229,11 +226,14 @@ def test_errors_before_the_last_matrix_and_its_own_are_those_of_the_margins(mode
     y = torch.tensor([0])
     graph = Graph((start(n), Node((0,), (2,), "", Affine(Matrix(weight)))))
     plain = Graph((start(2),))
+    nothing = Balls.make(torch.zeros(1, n), torch.zeros(1), INF, None)
 
     def found(off: Tensor, error: Tensor, graph: Graph = graph) -> Fraction:
         with rounded(mode):
-            reach = Reach({}, {}, {}, {1: error}, {0: off})
-            return Fraction(float(reach.margin_errors(graph, y)[0, 1]))
+            reach = Reach(graph, nothing)
+            reach.executed[1] = error
+            reach.off[0] = off
+            return Fraction(float(reach.margin_errors(y)[0, 1]))
 
     long = Fraction(sum(v * v for v in units[0].tolist()), 2**52)
     before = Fraction(float(off))
@@ -259,12 +259,12 @@ def test_radii_after_a_map(mode: str) -> None:
             Node((2,), (4,), "", Affine(matrix)),
         )
         balls = SimpleNamespace(norm=1, radius=a)
-        given = object.__new__(Forward)
+        given = object.__new__(Reach)
         given.graph = Graph(nodes)
         given.radius = {0: a, 1: b, 2: b}
         given.balls = balls  # type: ignore[assignment]
 
-        def found(i: int, given: Forward = given) -> Fraction:
+        def found(i: int, given: Reach = given) -> Fraction:
             op = given.graph.nodes[i].op
             assert isinstance(op, Affine)
             return Fraction(float(given._stretched(i, op)))
@@ -284,7 +284,7 @@ def test_radii_that_are_joined_may_be_small() -> None:
     """The squares of 1e-200 underflow."""
     small = torch.full((1,), 1e-200, dtype=DOUBLE)
     graph = Graph((start(3), start(3), Node((0, 1), (6,), "", Affine(Concat(0, (3, 3))))))
-    given = object.__new__(Forward)
+    given = object.__new__(Reach)
     given.graph = graph
     op = graph.nodes[2].op
     assert isinstance(op, Affine)
@@ -305,7 +305,7 @@ def test_what_only_sorts_moves_as_far_as_what_it_sorts(mode: str) -> None:
             off={0: base, 3: base + INF},
         )
         with rounded(mode):
-            Forward._contracted(given, 3)  # type: ignore[arg-type]
+            Reach._contracted(given, 3)  # type: ignore[arg-type]
         exact = Fraction(float(base)) + 4 * sum(Fraction(float(v)) for v in lost)
         assert Fraction(float(given.radius[3])) >= exact
         assert Fraction(float(given.off[3])) >= exact

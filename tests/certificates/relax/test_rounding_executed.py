@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from support.rounding import MODES, fractions, rounded
-from wassail.certificates.graph.execution import Call
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
-from wassail.certificates.graph.maps import Matrix, Scale
+from wassail.certificates.graph.maps import Call, Matrix, Scale
 from wassail.certificates.graph.reader import read
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep

@@ -25,7 +25,6 @@ from wassail.certificates.graph.activations import ACTIVATIONS, Activation, _Gat
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.planes import end_points
-from wassail.certificates.relax import chunks
 from wassail.certificates.relax.backward import unit_rows
 from wassail.certificates.relax.balls import Balls, CutBalls
 from wassail.certificates.relax.crown import Sweep, margins
@@ -37,7 +36,7 @@ from wassail.certificates.relax.lines import (
     Spread,
     rounding_of,
 )
-from wassail.certificates.relax.rows import Span
+from wassail.certificates.relax.rows import Span, chunks_of
 from wassail.certificates.relax.slope_cones import Bounded
 from wassail.certificates.search.intervals import Cuts, Forms, Intervals
 from wassail.certificates.search.neurons import Rows
@@ -239,7 +238,7 @@ def test_margins_pay_for_their_own_sums(mode: str) -> None:
         cones=None,
     )
     assert torch.equal(
-        owners, next(chunks.chunks_of(torch.ones(n, k - 1, dtype=torch.bool), 2**19 // k))[0]
+        owners, next(chunks_of(torch.ones(n, k - 1, dtype=torch.bool), 2**19 // k))[0]
     )
     with rounded(mode):
         lower, base, _ = margins(sweep, y)  # type: ignore[arg-type]

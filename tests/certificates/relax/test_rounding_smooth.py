@@ -23,7 +23,7 @@ from wassail.certificates.graph.operators.products import Product
 from wassail.certificates.graph.planes import Curve, Plane, Span
 from wassail.certificates.graph.region import Region
 from wassail.certificates.graph.tangent import EntrywiseTangent
-from wassail.certificates.relax import jacobian, ranges, tangents
+from wassail.certificates.relax import jacobian, ranges
 from wassail.certificates.relax.crown import Sweep
 from wassail.certificates.relax.ranges import Bounds
 from wassail.paper import attention_bounds as attention
@@ -345,7 +345,7 @@ def test_tangents_of_wide_layers_and_of_nodes_with_many_readers(mode: str) -> No
     )[: 2 if mode == "down" else 1]:  # the second takes a second
         with rounded(mode):
             eye = torch.eye(graph.outputs, dtype=DOUBLE)
-            low, high = tangents.centred(graph, {}, eye)
+            low, high = jacobian.centred(graph, {}, eye)
         assert (long(low)[0] <= exact).all() and (long(high)[0] >= exact).all()
 
 
@@ -358,7 +358,7 @@ def test_tangents_carry_errors_to_the_input(mode: str) -> None:
     rest = {0: torch.zeros(1, 1, 1, dtype=DOUBLE), 1: error}
     with rounded(mode):
         maps = {1: node.tangent([], 0.0)}
-        found = tangents._carried(graph, maps, rest, 0, torch.tensor([0]))
+        found = jacobian._carried(graph, maps, rest, 0, torch.tensor([0]))
     assert long(found)[0, 0, 0] >= (long(weight)[:, 0] * long(error)[0, 0]).sum()
 
 
@@ -373,7 +373,7 @@ def test_tangents_add_up_the_errors_of_several_ways() -> None:
         Node((3,), (1,), "", Smooth("tanh")),
     )
     end = torch.ones(1, 1, dtype=DOUBLE)
-    low, high = tangents.centred(Graph(nodes), {3: (0 * end, end)}, end)
+    low, high = jacobian.centred(Graph(nodes), {3: (0 * end, end)}, end)
     for x in (0.0, 0.5):
         slope = 2 * (1 - math.tanh(2 * x) ** 2)
         assert float(low) <= slope + 1e-15 and float(high) >= slope - 1e-15

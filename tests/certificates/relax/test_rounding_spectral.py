@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from support.rounding import MODES, fractions, rounded
-from wassail.certificates.relax import spectral
-from wassail.certificates.relax.spectral import _top, matrix_norms
+from wassail.certificates.relax import norms
+from wassail.certificates.relax.norms import Gram, _top, matrix_norms
 
 DOUBLE = torch.float64
 
@@ -37,7 +37,7 @@ def test_a_factor_of_a_matrix_that_is_nearly_singular_proves_little(
     have a Cholesky factor all the same, by rounding, and the least that has one is taken.
     """
     near = tuple(1 + k * 2.0**-52 for k in range(-60, 61, 2))
-    monkeypatch.setattr(spectral, "FACTORS", near)
+    monkeypatch.setattr(norms, "FACTORS", near)
     tight = 0
     for k in range(60):
         m = 2 + k % 9
@@ -61,6 +61,24 @@ def test_matrices_without_and_with_next_to_nothing() -> None:
     assert math.isnan(float(matrix_norms(torch.full((1, 2, 2), math.inf, dtype=DOUBLE))))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_of_rows_may_be_as_small_as_they_like(mode: str) -> None:
+    """Once the products of two rows are known they are those of the rows times their weights,
+    also where those vanish.
+    """
+    for k in range(6):
+        a = 1 + uniform(1, 2, 3000, seed=k)
+        a[:, 0] *= 2.0**-600
+        weight = torch.tensor([[1.0, 2.0**-600]], dtype=DOUBLE)
+        with rounded(mode):
+            found = Fraction(float(Gram.of(a).norms(weight)))
+        rows = (a * weight[:, :, None])[0]
+        assert found**2 >= max(sum(v * v for v in row) for row in fractions(rows))
+        usual = Gram.of(a).norms(torch.tensor([[0.25, 0.75]], dtype=DOUBLE))
+        exact = sum((v * Fraction(3, 4)) ** 2 for v in fractions(a)[0][1])
+        assert exact <= Fraction(float(usual)) ** 2 <= exact * (1 + Fraction(1, 10**8))
+
+
 @pytest.mark.parametrize(
     "shape", [(1, 33, 40), (2, 32, 32), (3, 70, 100), (2, 90, 64), (1, 96, 96)]
 )
@@ -69,4 +87,4 @@ def test_products_of_blocks_are_all_products(shape: tuple[int, int, int]) -> Non
     a = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     far = torch.arange(shape[1])[:, None] - torch.arange(shape[2])
     for rows in (a, torch.where(far.abs() < 9, a, 0.0), torch.where(far % 7 == 0, a, 0.0)):
-        assert torch.allclose(spectral._products(rows), rows @ rows.mT, rtol=1e-12, atol=1e-12)
+        assert torch.allclose(norms._products(rows), rows @ rows.mT, rtol=1e-12, atol=1e-12)

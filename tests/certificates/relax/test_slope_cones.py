@@ -18,9 +18,9 @@ from wassail.certificates.graph.reader import read
 from wassail.certificates.relax.ball_relaxation import BallRelaxation
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margins
+from wassail.certificates.relax.norms import matrix_norms
 from wassail.certificates.relax.rows import Length, flattened
 from wassail.certificates.relax.slope_cones import Bounded, SlopeCones
-from wassail.certificates.relax.spectral import matrix_norms
 
 BOX = (0.0, 1.0)
 NORMS = (1.0, 2.0)

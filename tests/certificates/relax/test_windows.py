@@ -56,7 +56,7 @@ def test_windows_give_the_bounds_of_whole_images(
     assert Windows.of(graph, second_convolution(graph)) is not None
     found = spans(graph, x, norm)
     with monkeypatch.context() as patch:
-        patch.setattr("wassail.certificates.relax.chunks.CHUNK", 1)
+        patch.setattr("wassail.certificates.relax.rows.CHUNK", 1)
         alone = spans(graph, x, norm)
     with monkeypatch.context() as patch:
         patch.setattr(Windows, "of", lambda *given: None)

@@ -21,8 +21,15 @@ from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import ACTIVATIONS, Activation
 from wassail.certificates.graph.arc import Arc, ReluArc, SmoothArc
 from wassail.certificates.graph.dense import Columns, Piecewise
-from wassail.certificates.graph.execution import Call, Execution
-from wassail.certificates.graph.maps import Linear, Matrix, Scale, moved_to, rounding_map
+from wassail.certificates.graph.maps import (
+    Call,
+    Execution,
+    Linear,
+    Matrix,
+    Scale,
+    moved_to,
+    rounding_map,
+)
 from wassail.certificates.graph.planes import Curve, Span
 from wassail.certificates.graph.switched import switched
 from wassail.certificates.graph.tangent import AffineTangent, EntrywiseTangent, Tangent

@@ -1,7 +1,8 @@
 """Linear maps: what every map tells of itself, and those that everything is made of.
 
 Matrices, scales, moves, sums and concatenations stand here, since the graph itself is built with
-them. Convolutions and poolings stand in `operators/` with their spelling.
+them, and the operations that a model executes for a node. Convolutions and poolings stand in
+`operators/` with their spelling.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wassail.certificates.device import HOST
-from wassail.certificates.graph.execution import FEW
 from wassail.certificates.graph.matrix_norms import UP, matrix_norm
 from wassail.rounding import FLOOR, UNIT, shifted, sized
 
+# Roundings of an operation with a constant, entry by entry: of it, of its inverse, of the result,
+# and one more.
+FEW = 4
+NORM = 16  # roundings of a frozen batch norm, whichever way it is computed
 KEPT_UP_TO = 2**18  # weights of a map that keeps what is made of them: 5 MB
 ROOM = 1 + 2.0**-40  # more than the roundings of a few products and of a norm take away
 _T = TypeVar("_T")
@@ -236,6 +240,42 @@ class Linear(ABC):
     def __getstate__(self) -> dict[str, Any]:
         """What it was made of alone: the rest is made again."""
         return {key: value for key, value in self.__dict__.items() if key != "_derived"}
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One executed operation, `map(inputs) + bias`, in which every term is rounded at most
+    `roundings` times; 0: it is exact.
+
+    bias: magnitudes of what is added, broadcasts against one sample; noise: how far constants are
+    from the type's own numbers.
+    """
+
+    map: Linear
+    bias: Tensor | None = None
+    roundings: int = 0
+    noise: Tensor | None = None
+
+    @property
+    def sliding(self) -> bool:
+        """As of the map."""
+        return self.map.sliding
+
+    def to(self, device: torch.device) -> Call:
+        """The same with its tensors on a device."""
+        bias, noise = (None if v is None else v.to(device) for v in (self.bias, self.noise))
+        return replace(self, map=self.map.to(device), bias=bias, noise=noise)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where a graph was read from: the type and the kind of device that the model runs in;
+    refusal: why it is not covered.
+    """
+
+    dtype: torch.dtype
+    device: str = "cpu"
+    refusal: str = ""
 
 
 def dense_norm(map_: Linear, shape: tuple[int, ...], output: tuple[int, ...]) -> float:

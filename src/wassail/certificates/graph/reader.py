@@ -34,7 +34,6 @@ from wassail.certificates.graph import operators
 from wassail.certificates.graph.agreement import check, probes
 from wassail.certificates.graph.builder import WAY_OUT, Builder, Index
 from wassail.certificates.graph.equilibrate import equilibrated
-from wassail.certificates.graph.fingerprint import program_print
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.operators.moves import MOVES, SAME
 from wassail.certificates.graph.operators.registry import RULES, fits
@@ -43,6 +42,7 @@ from wassail.certificates.graph.program import (
     has_reals,
     operation,
     owners,
+    program_print,
     wide_copy,
     widened,
 )

@@ -13,9 +13,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from wassail.certificates.graph.execution import Call
 from wassail.certificates.graph.graph import Affine, Graph, Node
-from wassail.certificates.graph.maps import Matrix
+from wassail.certificates.graph.maps import Call, Matrix
 from wassail.errors import InputError
 
 

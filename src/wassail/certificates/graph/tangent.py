@@ -1,6 +1,6 @@
 """The derivative of a node over regions: a fixed linear map M and a bound on the rest.
 
-`J(x)^T g = M^T g + r` with `|r|` known for every x of a region. `relax/tangents.py` says what is
+`J(x)^T g = M^T g + r` with `|r|` known for every x of a region. `relax/jacobian.py` says what is
 made of it.
 """
 

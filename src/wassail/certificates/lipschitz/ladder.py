@@ -76,7 +76,7 @@ SDP_UP_TO_NEURONS = 1000  # smooth neurons up to which the semidefinite bound is
 BOXES_UP_TO_INPUTS = 6  # inputs of a smooth network up to which `auto` branches on them
 
 
-def lipschitz(
+def lipschitz(  # noqa: PLR0913
     model: Model | Graph,
     norm: Number,
     domain: Where = None,

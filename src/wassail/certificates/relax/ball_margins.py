@@ -1,7 +1,10 @@
 """Margins by balls and boxes together (`ball_relaxation.py`), and a few splits for those that are
 close.
 
-Samples that are left get narrower inner boxes (`ball_sweep.py`), and the same again.
+Samples that are left get narrower inner boxes, and the same again: a box of an inner layer that
+CROWN found on an l2 ball is too wide for the same reason as a margin is, and what is lost there is
+lost again in every layer after it. So each layer's open neurons are bounded anew, with the balls of
+the layers before; then their boxes give the next balls (`BallSweep`).
 """
 
 from __future__ import annotations
@@ -16,21 +19,94 @@ from torch import Tensor
 from wassail.certificates import clock
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.relax.ball_relaxation import BallRelaxation, Slopes
-from wassail.certificates.relax.ball_sweep import BallSweep, passes_of
 from wassail.certificates.relax.balls import Balls
-from wassail.certificates.relax.chunks import room_of
 from wassail.certificates.relax.crown import Sweep, margins
-from wassail.certificates.relax.rows import Length
+from wassail.certificates.relax.rows import Length, Span, chunks_of, narrow_to, room_of, units_of
 from wassail.threat import Domain
 from wassail.ties import first_largest
 
 ASCENT_STEPS = 60  # of the ascent on slopes and multipliers
-SPARE = 0.03  # of a margin: how far beyond it an ascent goes on, since its values are rough
+SPARE = 0.03  # of a goal: how far beyond it an ascent goes on, since its values are rough
 NEAR = 0.3  # of a margin: bounds that miss it by at most this are split
 DEPTH = 6  # splits one after the other
 WIDTH = 8  # domains of one bound that are left at a time
 MORE = 25  # steps of the ascent after a split
 DOMAINS = 2048  # of all rows that are split at a time, about: their slopes are kept
+OPEN_NEURONS = 100  # open neurons of a sample in one layer, up to which an ascent is worth its time
+INNER_STEPS = 6  # of that ascent
+# What a step of an ascent costs: passes for each row, and overhead that is worth so many rows.
+PASSES = 3
+OVERHEAD = 6
+
+
+def passes_of(owner: Tensor, samples: int, steps: int) -> Tensor:
+    """Passes through the network that an ascent takes for each sample, float64 `(N,)`.
+
+    A sample pays the overhead whatever else is in the batch.
+
+    Args:
+        owner: the sample of each row, `(R,)`.
+        samples: how many there are, N.
+        steps: of the ascent.
+    """
+    rows = torch.bincount(owner, minlength=samples).double()
+    return PASSES * steps * torch.where(rows > 0, rows + OVERHEAD, 0.0)
+
+
+class BallSweep(Sweep):
+    """The same sweep with narrower boxes, never wider than those given.
+
+    Args:
+        graph: a network of affine nodes and ReLUs.
+        balls: one for each sample.
+        known: what CROWN's sweep on these balls proved, node by node.
+        moved: how far the undecided neurons of each layer move together.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        balls: Balls,
+        known: Mapping[int, Span],
+        moved: Mapping[int, Length],
+    ) -> None:
+        super().__init__(graph, balls, 0, known)
+        self.moved = moved
+        self.passes = torch.zeros_like(balls.radius)  # through the network, of each sample
+
+    def _cones(self) -> None:
+        """What they say is known."""
+        return None
+
+    def _tighten(self, j: int) -> None:
+        """The open entries of node j, the input of an activation, by balls: where they are few."""
+        if j in self.tight or not self.bends:
+            return
+        self.tight.add(j)
+        node = self.graph.nodes[j]
+        low, high = (side.flatten(1).clone() for side in self.spans[j])
+        open_ = self.values.open_entries(j, low, high)
+        few = open_.sum(1, keepdim=True) <= OPEN_NEURONS
+        relaxation = BallRelaxation(self, self.moved)
+        widest = max(n.size for n in self.graph.nodes[: j + 1])
+        most = max(1, 4 * room_of(low.device) // widest)
+        both_sides = (open_ & few).nonzero()[:, 0].repeat(2)
+        self.passes = self.passes + passes_of(both_sides, len(low), INNER_STEPS)
+        for owner, place in chunks_of(open_ & few, most):
+            clock.check()
+            both = self._both(relaxation, j, owner, place)
+            narrow_to(low, high, owner, place, -both[len(place) :], both[: len(place)])
+        self.spans[j] = low.reshape(-1, *node.shape), high.reshape(-1, *node.shape)
+
+    def _both(self, relaxation: BallRelaxation, j: int, owner: Tensor, place: Tensor) -> Tensor:
+        """Upper bounds on the deviations of some entries of node j, then on their negatives."""
+        unit = units_of(self.graph.nodes[j], place, torch.float64)
+        c = self.centre[j].flatten(1)[owner, place]
+        rows = torch.cat([unit, -unit])
+        goal = torch.cat([-c, c]).clamp(min=0) * (1 - SPARE)
+        # An ascent drops rows, so that each needs its own owner.
+        twice = owner.expand(len(place)).repeat(2)
+        return relaxation.bound(j, rows, twice, INNER_STEPS, goal)[0]
 
 
 @dataclass(frozen=True)

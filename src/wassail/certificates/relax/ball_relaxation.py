@@ -20,9 +20,8 @@ a wide box stay on their side. Each row takes the one that is better for it.
 Where `rho` comes from: the norms of the layers, times the radius at the input (`reach.py`). Better,
 `(lam / 2) ||d||^2` is not replaced by `(lam / 2) rho^2` but handed on to the layer before
 (`ball_quadratic_terms.py`): there it is `(q / 2) ||f(c + d') - f(c)||^2`, one term more in each of
-the maxima. The input pays in the end, for the direction and for the length at once
-(`ball_first_layer.py`). Where a substitution has come down to one node, `<w, d> <= ||w||_2 rho` is
-a bound, too.
+the maxima. The input pays in the end, for the direction and for the length at once. Where a
+substitution has come down to one node, `<w, d> <= ||w||_2 rho` is a bound, too.
 
 Neurons may be split: the interval of a split neuron ends at its kink.
 """

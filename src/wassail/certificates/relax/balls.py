@@ -308,27 +308,27 @@ class CutBalls:
         """
         low, high = of_owners((self.low, self.high), owner)
         rest = torch.clamp(a, low.to(a.dtype), high.to(a.dtype))
-        squares = rest.double().square().sum(1)
+        squares = _squares(rest)
         s, room = self._near(a, owner)
         radius = self.radius[owner].expand(len(a))
         with torch.no_grad():
             t = filling_step(s, room, squares, radius)
         step = torch.minimum(s * t[:, None], room)
-        gain = (step * (s - step / (2 * t[:, None]))).sum(1)
+        gain = (step * torch.addcmul(s, step, (0.5 / t)[:, None], value=-1)).sum(1)
         # Not radius^2, which may underflow.
         value = (radius / t * radius + t * squares) / 2 + gain
-        # Squares of rows as short as that, and products with such radii, may underflow. An entry
-        # that cannot move has no part in this, whether it fills up the near ones or not.
-        free = torch.where(room > 0, s, 0.0)
-        short = ~(squares + free.square().sum(1) > SHORT_SQUARE) | (radius < SHORT_RADIUS)
+        # Squares of rows as short as that, and products with such radii, may underflow.
+        short = ~(squares + _squares(s) > SHORT_SQUARE) | (radius < SHORT_RADIUS)
         if short.device != HOST or bool(short.any()):
-            movable = torch.cat([rest.double(), free], 1)
+            movable = torch.cat([rest.double(), s], 1)
             value = torch.where(short, radius * rounding.length(movable, 2, 1), value)
         value = torch.where(radius > 0, value, radius * value)  # NaN after an overflow
         return value * (1 + (a.shape[1] + 16) * UNIT)
 
     def _near(self, a: Tensor, owner: Tensor) -> Span:
-        """The magnitudes of the near entries in float64, and how far each can go, `(R, k)`."""
+        """The magnitudes of the near entries in float64, 0 where they cannot move or only fill up,
+        and how far each can go, `(R, k)`.
+        """
         where, down, up = self.where, self.down, self.up
         if where.device == HOST:
             most = int(self.counts[owner].amax()) if len(owner) else 0
@@ -338,7 +338,14 @@ class CutBalls:
             a = a.index_select(1, where[0]).double()
         else:
             a = a.gather(1, where).double()
-        return a.abs(), torch.where(a > 0, up, down)
+        room = torch.where(a > 0, up, down)
+        return torch.where(room > 0, a.abs(), 0.0), room
+
+
+def _squares(rows: Tensor) -> Tensor:
+    """The square of the length of each row, `(R,)` in float64; what underflows is lost."""
+    found: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return found.square()
 
 
 def _places(marked: Tensor, counts: Tensor) -> Span:
@@ -359,38 +366,50 @@ def _places(marked: Tensor, counts: Tensor) -> Span:
 SHORT_SQUARE = 2.0**-900
 SHORT_RADIUS = 2.0**-400
 LEVEL_ROUNDS = 6  # of the search for t, of which any value gives a bound
+NEARLY = 2.0**-14  # of a ball: one more round from here fills it up to rounding
 HIGHEST = 1e30  # where all walls together are nearer than the ball
 
 
 def filling_step(s: Tensor, room: Tensor, squares: Tensor, radius: Tensor) -> Tensor:
-    """The t with `sum_i min(t s_i, room_i)^2 = radius^2`, from below, `(R,)`; squares: the part of
-    `sum_i s_i^2` that has no wall. By Newton's steps on t^2, in units of `radius / ||s||`, which is
-    t where no wall is in the way; in float32, since every t gives a bound.
+    """The t with `sum_i min(t s_i, room_i)^2 = radius^2`, from below, `(R,)`; s: 0 where the room
+    is; squares: the part of `sum_i s_i^2` that has no wall. By Newton's steps on t^2, in units of
+    `radius / ||s||`, which is t where no wall is in the way; in float32, since every t gives a
+    bound.
     """
-    free = torch.where(room > 0, s, 0.0)
-    norm = (squares + free.square().sum(1)).clamp(min=1e-300).sqrt()
-    rate = (free / norm[:, None]).float().square_()
-    cap = (room / torch.where(radius > 0, radius, 1.0)[:, None]).float().square_()
+    norm = (squares + _squares(s)).clamp(min=1e-300).sqrt()
+    rate = (s * (1 / norm)[:, None]).float()
+    cap = (room / torch.where(radius > 0, radius, 1.0)[:, None]).float()
     rest = (squares / norm.square()).float()
     level = torch.ones_like(rest)
-    late = (rate > cap).any(1)
+    late = (rate - cap).amax(1) > 0 if s.shape[1] else torch.zeros_like(rest, dtype=torch.bool)
     if level.device == HOST:
         rows = late.nonzero()[:, 0]
-        level[rows] = _climbed(rate[rows], cap[rows], rest[rows])
+        level[rows] = _climbed(rate[rows].square_(), cap[rows].square_(), rest[rows])
     else:  # which is not asked
-        level = torch.where(late, _climbed(rate, cap, rest), level)
+        level = torch.where(late, _climbed(rate.square(), cap.square(), rest), level)
     return (level.double().sqrt() * radius / norm).clamp(1e-300, 1e300)
 
 
 def _climbed(rate: Tensor, cap: Tensor, rest: Tensor) -> Tensor:
-    """The level with `sum_i min(level rate_i, cap_i) + level rest = 1`, from 1 upward, `(R,)`."""
-    level = torch.ones_like(rest)
+    """The level with `sum_i min(level rate_i, cap_i) + level rest = 1`, from 1 upward, `(R,)`. On
+    the CPU a row that has come there is left alone.
+    """
+    found = level = torch.ones_like(rest)
+    rows = torch.arange(len(rest), device=rest.device)
     for _ in range(LEVEL_ROUNDS):
         spent = torch.minimum(level[:, None] * rate, cap)
         left = (1 - spent.sum(1) - level * rest).clamp_(min=0)
         speed = (cap - spent).sign_().mul_(rate).sum(1) + rest
         level = torch.where(speed > 0, level + left / speed, HIGHEST).clamp(max=HIGHEST)
-    return level
+        found = found.scatter(0, rows, level)
+        if found.device != HOST:
+            continue
+        going = ((left > NEARLY) & (level < HIGHEST)).nonzero()[:, 0]
+        if not len(going):
+            break
+        if len(going) < len(rows):
+            rows, level, rate, cap, rest = (v[going] for v in (rows, level, rate, cap, rest))
+    return found
 
 
 def _farthest(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:

@@ -48,14 +48,6 @@ from wassail.certificates.graph.maps import (
 from wassail.certificates.graph.planes import Curve, end_points
 from wassail.certificates.relax.backward import Backward, unit_rows
 from wassail.certificates.relax.balls import Balls
-from wassail.certificates.relax.chunks import (
-    all_chunks,
-    chunks_of,
-    groups_of,
-    in_step,
-    room_of,
-    two_chunks,
-)
 from wassail.certificates.relax.executed import call_error
 from wassail.certificates.relax.extent import InputExtent
 from wassail.certificates.relax.l1_vertices import slope_cones_of
@@ -72,10 +64,16 @@ from wassail.certificates.relax.reach import Reach
 from wassail.certificates.relax.rows import (
     Length,
     Span,
+    all_chunks,
+    chunks_of,
     doubled,
+    groups_of,
+    in_step,
     narrow_to,
     of_owner,
+    room_of,
     row_dot,
+    two_chunks,
     units_of,
 )
 from wassail.certificates.relax.slope_cones import SlopeCones
@@ -156,7 +154,7 @@ class Sweep(Substitution):
     @cached_property
     def reach(self) -> Reach:
         """How far the nodes move on the balls."""
-        return Reach.make(self.graph, self.balls)
+        return Reach(self.graph, self.balls).run()
 
     def run(self) -> Sweep:
         """Forward, node by node; before an activation its inputs are bounded by substitution."""

@@ -34,9 +34,8 @@ from torch import Tensor
 
 from wassail import names
 from wassail.certificates import clock
-from wassail.certificates.graph.execution import Call, Execution
 from wassail.certificates.graph.graph import Affine, Graph, Node
-from wassail.certificates.graph.maps import Scale, magnitude_map
+from wassail.certificates.graph.maps import Call, Execution, Scale, magnitude_map
 from wassail.certificates.relax.backward import Walk
 from wassail.errors import remedies, unknown
 from wassail.rounding import TINY, UNIT, shifted
@@ -253,7 +252,7 @@ def margin_errors(sweep: Sweep, y: Tensor) -> Tensor:
         return torch.zeros(0, sweep.graph.outputs, dtype=torch.float64)
     entries = torch.stack(found)
     if sweep.cones is not None:
-        entries = torch.fmin(entries, sweep.cones.reach.margin_errors(sweep.graph, y))
+        entries = torch.fmin(entries, sweep.cones.reach.margin_errors(y))
     return entries.cpu()
 
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from wassail import rounding
 from wassail.certificates.graph.graph import Node
 from wassail.certificates.graph.maps import laid_out
-from wassail.certificates.relax.chunks import all_chunks, room_of
-from wassail.certificates.relax.rows import Span
+from wassail.certificates.relax.rows import Span, all_chunks, room_of
 from wassail.rounding import UNIT
 
 if TYPE_CHECKING:

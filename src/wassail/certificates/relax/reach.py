@@ -1,15 +1,14 @@
 """How far the nodes of a network move on balls: by the norms of the layers, times the radius at the
 input, and entry by entry.
 
-What only sorts does not stretch (`graph.contract`). And back: `|d_i| <= ||row_i||_2 rho` bounds the
-entries of the next layer.
+What only sorts does not stretch (`graph/nonexpansive_sort.py`). And back: `|d_i| <= ||row_i||_2
+rho` bounds the entries of the next layer.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import assert_never
 
 import torch
@@ -31,54 +30,15 @@ from wassail.certificates.relax.rows import Span
 UP = 1 + 2.0**-40  # more than the roundings of a few products and of a norm take away
 
 
-@dataclass(frozen=True, eq=False)
 class Reach:
-    """How far the nodes of a network move on N balls.
+    """How far the nodes of a network move on N balls: one pass with the values at the samples.
 
-    radius: node -> `||v - centre||_2` is at most this, `(N,)`, inf where nothing is known. ranges:
-    node -> the values of affine nodes, `(N, *shape)` each. lost: node -> `d_i = W d_j + e` with
-    `||e||_2` at most this, `(N,)`. Where the network is executed, executed: affine node -> what its
-    own rounding adds, at most, `(N, *shape)`; off: node -> the length of what all rounding so far
-    has added, at most, `(N,)`.
+    radius: node -> `||v - centre||_2` is at most this, `(N,)`, inf where nothing is known. most:
+    node -> how far each entry moves at most, `(N, *shape)`. ranges: node -> the values of affine
+    nodes, `(N, *shape)` each. lost: node -> `d_i = W d_j + e` with `||e||_2` at most this, `(N,)`.
+    Where the network is executed, executed: affine node -> what its own rounding adds, at most,
+    `(N, *shape)`; off: node -> the length of what all rounding so far has added, at most, `(N,)`.
     """
-
-    radius: Mapping[int, Tensor]
-    ranges: Mapping[int, Span]
-    lost: Mapping[int, Tensor]
-    executed: Mapping[int, Tensor]
-    off: Mapping[int, Tensor]
-
-    @classmethod
-    def make(cls, graph: Graph, balls: Balls) -> Reach:
-        """Forward, by the norms of the layers and of their rows."""
-        return Forward(graph, balls).run()
-
-    def margin_errors(self, graph: Graph, y: Tensor) -> Tensor:
-        """How far the executed margins `theta_y - theta_j` are from the exact ones on each ball,
-        `(N, K)`, rounded up: the length of the error before the last matrix, times that of the
-        difference of two of its rows, and its own errors.
-
-        Args:
-            graph: the network, executed.
-            y: labels `(N,)`.
-        """
-        last = len(graph.nodes) - 1
-        node = graph.nodes[last]
-        y = y.to(self.off[0].device)
-        own = y[:, None]
-        weight = node.matrix
-        if weight is not None:
-            ways = rounding.length(weight[y][:, None] - weight, 2, 2) * (1 + 2.0**-20)
-            error = self.executed[last]
-            found = ways * self.off[node.inputs[0]][:, None] + error + error.gather(1, own)
-        else:
-            found = math.sqrt(2) * self.off[last][:, None].expand(-1, graph.outputs)
-        found = torch.where(found.isnan(), math.inf, found * UP)
-        return found.scatter(1, own, 0.0)
-
-
-class Forward:
-    """One pass: values at the samples, radii, and a bound on the deviation of each entry."""
 
     def __init__(self, graph: Graph, balls: Balls) -> None:
         self.graph = graph
@@ -87,7 +47,7 @@ class Forward:
         self.radius: dict[int, Tensor] = {}
         self.most: dict[int, Tensor] = {}
         self.ranges: dict[int, Span] = {}
-        self.lost: dict[int, Tensor] = {}  # what rounding moves the values of a node by, a length
+        self.lost: dict[int, Tensor] = {}
         self.executed: dict[int, Tensor] = {}
         self.off: dict[int, Tensor] = {}
         self.sorted = nonexpansive_sorts(graph)
@@ -121,7 +81,26 @@ class Forward:
                     case _:
                         assert_never(node.op)
                 self._contracted(i)
-        return Reach(self.radius, self.ranges, self.lost, self.executed, self.off)
+        return self
+
+    def margin_errors(self, y: Tensor) -> Tensor:
+        """How far the executed margins `theta_y - theta_j` are from the exact ones on each ball,
+        `(N, K)`, rounded up: the length of the error before the last matrix, times that of the
+        difference of two of its rows, and its own errors. y: labels `(N,)`.
+        """
+        last = len(self.graph.nodes) - 1
+        node = self.graph.nodes[last]
+        y = y.to(self.off[0].device)
+        own = y[:, None]
+        weight = node.matrix
+        if weight is not None:
+            ways = rounding.length(weight[y][:, None] - weight, 2, 2) * (1 + 2.0**-20)
+            error = self.executed[last]
+            found = ways * self.off[node.inputs[0]][:, None] + error + error.gather(1, own)
+        else:
+            found = math.sqrt(2) * self.off[last][:, None].expand(-1, self.graph.outputs)
+        found = torch.where(found.isnan(), math.inf, found * UP)
+        return found.scatter(1, own, 0.0)
 
     def _contracted(self, i: int) -> None:
         """What only sorts entries of another node moves no farther than that one.

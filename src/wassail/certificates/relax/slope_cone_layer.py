@@ -16,20 +16,9 @@ from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.maps import laid_out
 from wassail.certificates.relax.balls import Balls, filling_step
 from wassail.certificates.relax.lines import Arithmetic, Shape, rounding_of
-from wassail.certificates.relax.norms import map_norm
+from wassail.certificates.relax.norms import Gram, map_norm
 from wassail.certificates.relax.rows import Span, flattened, of_owner
 from wassail.rounding import UNIT
-
-
-@dataclass(frozen=True, eq=False)
-class Gram:
-    """`A A^T` of the rows a of some samples, over the square of scale, `(samples, m, m)`; scale:
-    `(samples,)`; off: what it is off by, in units of its trace.
-    """
-
-    values: Tensor
-    scale: Tensor
-    off: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,12 +132,13 @@ class Layer:
         eps = self.eps.amax(1)[owner].expand(len(bent)) * (1 - 2.0**-20)
         size = bent.abs()
         room = torch.where(bent > 0, up, down)
-        level = filling_step(size, room, torch.zeros_like(eps), eps)[:, None]
-        ball = torch.minimum(size, room / level)
-        rest = (size - ball).clamp(min=0)
+        free = torch.where(room > 0, size, 0.0)
+        level = filling_step(free, room, torch.zeros_like(eps), eps)
+        ball = torch.minimum(size, room * (1 / level)[:, None])
         slack = 1 + (size.shape[1] + 32) * UNIT
         # Where the ball and the box do not add up to the coefficient: by a rounding of it.
-        fixed = (rest * room).sum(1) + 4 * UNIT * (size * room).sum(1)
+        rest = (size - ball).clamp_(min=0).add_(size, alpha=4 * UNIT)
+        fixed = rest.mul_(room).sum(1)
         return fixed * slack, rounding.length(ball, 2, 1) * slack
 
     def _box(self, owner: Tensor) -> Span:

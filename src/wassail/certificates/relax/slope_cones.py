@@ -36,21 +36,20 @@ from wassail.certificates import clock
 from wassail.certificates.graph.maps import laid_out
 from wassail.certificates.relax.backward import Backward, unit_rows
 from wassail.certificates.relax.balls import Balls
-from wassail.certificates.relax.chunks import room_of
 from wassail.certificates.relax.lines import Arithmetic, Shape
-from wassail.certificates.relax.norms import map_norm
+from wassail.certificates.relax.norms import Gram, map_norm, matrix_norms
 from wassail.certificates.relax.reach import UP
 from wassail.certificates.relax.rows import (
     Span,
     flattened,
     narrow_to,
     of_owner,
+    room_of,
     row_dot,
     unflattened,
 )
 from wassail.certificates.relax.slope_cone_layer import (
     Bent,
-    Gram,
     Layer,
     Lengths,
     Pulled,
@@ -58,9 +57,7 @@ from wassail.certificates.relax.slope_cone_layer import (
     flattened_root,
     losses_of,
 )
-from wassail.certificates.relax.slope_cone_windows import ConeWindows
-from wassail.certificates.relax.spectral import gram_norms, matrix_norms
-from wassail.certificates.relax.windows import Windows
+from wassail.certificates.relax.windows import ConeWindows, Windows
 from wassail.rounding import UNIT
 
 if TYPE_CHECKING:
@@ -250,7 +247,7 @@ class SlopeCones:
         self, pulled: Pulled, owner: Tensor, sign: float, along: dict[int, Tensor], seen: Seen
     ) -> Tensor:
         """`sign <row, d>` is at most this, `(R,)`."""
-        a = sign * pulled.a
+        a = pulled.a if sign > 0 else -pulled.a
         across = seen.balls.upper(a, seen.owner)
         found = self.upper(pulled, a, across, owner, sign, along, seen.boxes)
         apart = found.constant + across
@@ -265,7 +262,8 @@ class SlopeCones:
             root: sqrt(k) of each row's neuron, `(samples, rows)`, 0 for rows that do not count.
             part: the samples.
         """
-        found, norms, known.rest[part] = self._lengths(pulled, root, part)
+        grams = self._grams(pulled, len(part))
+        found, norms, known.rest[part] = self._lengths(pulled, root, part, grams)
         for k, norm in norms.items():
             known.links.setdefault(k, torch.zeros_like(known.rest))[part] = norm
             found = found + norm[:, None] * self.layers[k].eps[part]
@@ -273,33 +271,45 @@ class SlopeCones:
         known.eps[part] = found * (1 + (len(norms) + 16) * UNIT)
         if self.moved is not None:
             # The length of t itself, over the neurons that bend: a ball for `ball_relaxation.py`.
-            found, norms, rest = self._lengths(pulled, (root > 0).double(), part)
+            found, norms, rest = self._lengths(pulled, (root > 0).double(), part, grams)
             plain = found.amax(1)
             for k, norm in norms.items():
                 plain = plain + norm * self.layers[k].eps[part].amax(1)
             known.plain[part] = (plain + rest) * (1 + (len(norms) + 16) * UNIT)
 
+    def _grams(self, pulled: Pulled, count: int) -> dict[int, Gram]:
+        """The Gram matrices of the rows that are asked twice: of the input's coefficients, under 0,
+        and of a layer's, where these are at least as many as the rows.
+        """
+        found = {} if pulled.gram is None else {0: pulled.gram}
+        if self.moved is None:
+            return found
+        given = pulled.bent if self.inputs.norm == 1 else {0: pulled.a, **pulled.bent}
+        for k, rows in given.items():
+            wide = rows.reshape(count, -1, rows.shape[1])
+            if k not in found and wide.shape[1] < wide.shape[2]:
+                found[k] = Gram.of(wide.double())
+        return found
+
     def _lengths(
-        self, pulled: Pulled, weight: Tensor, part: Tensor
+        self, pulled: Pulled, weight: Tensor, part: Tensor, grams: Mapping[int, Gram]
     ) -> tuple[Tensor, dict[int, Tensor], Tensor]:
         """Rows times a weight each, as vectors: how long they are for deviations of the input, at
         each vertex for r = 1; the norms of what the layers before add; and the length of the rest.
         """
-        count = len(part)
-        weight = weight[:, :, None]
-        a = pulled.a.double().reshape(count, -1, pulled.a.shape[1]) * weight
+
+        def weighted(rows: Tensor) -> Tensor:
+            return rows.double().reshape(*weight.shape, -1) * weight[:, :, None]
+
+        def norms_of(k: int, rows: Tensor) -> Tensor:
+            return grams[k].norms(weight) if k in grams else matrix_norms(weighted(rows))
+
         if self.inputs.norm == 1:
-            longest = rounding.length(a, 2, 1) * (1 + (a.shape[1] + 8) * UNIT)
-        elif pulled.gram is not None:
-            values = pulled.gram.values * weight * weight.mT
-            longest = (gram_norms(values, pulled.gram.off) * pulled.gram.scale)[:, None]
+            longest = rounding.length(weighted(pulled.a), 2, 1) * (1 + (weight.shape[1] + 8) * UNIT)
         else:
-            longest = matrix_norms(a)[:, None]
-        norms = {
-            k: matrix_norms(bent.reshape(count, -1, bent.shape[1]) * weight)
-            for k, bent in pulled.bent.items()
-        }
-        rest = (pulled.shift.abs() + pulled.spread).reshape(count, -1) * weight[:, :, 0]
+            longest = norms_of(0, pulled.a)[:, None]
+        norms = {k: norms_of(k, bent) for k, bent in pulled.bent.items()}
+        rest = (pulled.shift.abs() + pulled.spread).reshape(weight.shape) * weight
         length = rounding.length(rest, 2, 1) * (1 + (rest.shape[1] + 8) * UNIT)
         return longest * self.inputs.radius[part][:, None], norms, length
 

@@ -16,9 +16,9 @@ from wassail.certificates.graph.maps import laid_out
 from wassail.certificates.relax.ascent import Ascent
 from wassail.certificates.relax.backward import Backward, unit_rows
 from wassail.certificates.relax.balls import Balls
-from wassail.certificates.relax.chunks import ALONE
 from wassail.certificates.relax.lines import Arithmetic, Bend, Slopes
 from wassail.certificates.relax.rows import (
+    ALONE,
     flattened,
     repeated,
     unflattened,

@@ -21,14 +21,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from wassail import rounding
 from wassail.certificates import clock
 from wassail.certificates.device import plain
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.maps import Linear, Window
 from wassail.certificates.relax.balls import Balls
-from wassail.certificates.relax.chunks import room_of
 from wassail.certificates.relax.lines import Arithmetic, Lines
-from wassail.certificates.relax.rows import Span
+from wassail.certificates.relax.rows import Span, room_of, unflattened
+from wassail.certificates.relax.slope_cone_layer import Bent, Pulled
 
 Pair = tuple[int, ...]  # down and across
 
@@ -245,14 +246,14 @@ class InputLooks:
 
     def between(self, owner: Tensor, place: Tensor) -> Span:
         """Bounds on `d` for entries `place`, `(R,)` each."""
-        window = self._window(owner, place)
+        window = self.window(owner, place)
         middle, reach = self.balls.across(self.kernel[place // self.places], window)
         reach = reach + self._lost(owner, place)
         return middle - reach, middle + reach
 
     def above(self, owner: Tensor, place: Tensor) -> Tensor:
         """Upper bounds on `d` for entries `place`, then on their negatives, `(2 R,)`."""
-        window = self._window(owner, place).repeat(2)
+        window = self.window(owner, place).repeat(2)
         w = self.kernel[place // self.places]
         reach = self.balls.upper(torch.cat([w, -w]), window, spent=True)
         return self._lost(owner, place).repeat(2) + reach
@@ -261,7 +262,7 @@ class InputLooks:
         """The errors of the entries themselves, `(R,)`."""
         return self.floor[owner] + self.error[owner, place].double()
 
-    def _window(self, owner: Tensor, place: Tensor) -> Tensor:
+    def window(self, owner: Tensor, place: Tensor) -> Tensor:
         """The window that each entry reads."""
         return (owner - self.first) * self.places + place % self.places
 
@@ -285,7 +286,7 @@ class Looks(InputLooks):
 
     def between(self, owner: Tensor, place: Tensor) -> Span:
         """Bounds on `d` for entries `place`, `(R,)` each, with parallel lines."""
-        window = self._window(owner, place)
+        window = self.window(owner, place)
         w = self.kernel[place // self.places]
         shift = (w * self.lines.off[window]).sum(1).double()
         far = (w.abs() * self.lines.far[window]).sum(1).double()
@@ -296,7 +297,7 @@ class Looks(InputLooks):
 
     def above(self, owner: Tensor, place: Tensor) -> Tensor:
         """Upper bounds on `d` for entries `place`, then on their negatives, `(2 R,)`."""
-        window = self._window(owner, place).repeat(2)
+        window = self.window(owner, place).repeat(2)
         w = self.kernel[place // self.places]
         w = torch.cat([w, -w])
         size = w.abs()
@@ -304,6 +305,71 @@ class Looks(InputLooks):
         slope = torch.addcmul(w * self.lines.mid[window], size, self.lines.rad[window])
         reach = self.balls.upper(slope @ self.matrix, window, spent=True)
         return self._lost(owner, place).repeat(2) + shift + reach
+
+
+class ConeWindows(InputLooks):
+    """The slope cones of an activation, too (`slope_cones.py`)."""
+
+    def __init__(
+        self, windows: Windows, last: int, kind: Arithmetic, bent: Bent, balls: Balls, some: slice
+    ) -> None:
+        super().__init__(windows, last, kind, balls, some)
+        self.windows = windows
+        self.act = windows.act
+        self.images = bent.mid.shape[1:]
+        cut = windows.inner.windows
+        self.mid, self.off, self.far = (cut(v[some]) for v in (bent.mid, bent.off, bent.far))
+        roots, down, up = (
+            unflattened(v[some], self.images) for v in (bent.root, bent.down, bent.up)
+        )
+        self.root, self.down, self.up = cut(roots), cut(down), cut(up)
+        self.around = windows.around.windows(roots)
+        # The neurons in the ball, where there is one sample: the others' coefficients are 0.
+        alone = len(roots) == 1
+        self.columns = bent.columns[self.first] if bent.columns and alone else None
+        self.matrix = windows.matrix.to(kind.dtype)
+        self.free = (self.balls.below > 0) | (self.balls.above > 0)
+
+    @property
+    def together(self) -> int:
+        """Rows of one batch."""
+        width: int = max(*self.windows.matrix.shape, self.windows.forward.shape[1])
+        return max(room_of(self.mid.device) // width, 1)
+
+    def pull(self, owner: Tensor, place: Tensor) -> Pulled:
+        """Unit vectors for entries `place` of the node backward to the input, as windows."""
+        window = self.window(owner, place)
+        w = self.kernel[place // self.places]
+        shift = (w * self.off[window]).sum(1).double()
+        spread = self._lost(owner, place)
+        spread = spread + (w.abs() * self.far[window]).sum(1).double()
+        # An input that cannot move has no part in any factor of a bound.
+        a = torch.where(self.free[window], (w * self.mid[window]) @ self.matrix, 0.0)
+        return Pulled(shift, spread, a, {self.act: w.double() * self.root[window]})
+
+    def box(self, window: Tensor) -> Span:
+        """Down and up of the coefficients of the activation, `(R, m)` each."""
+        return self.down[window], self.up[window]
+
+    def length(self, unit: Tensor, window: Tensor) -> Tensor:
+        """`||sqrt(k) t||_2` for deviations `unit` `(R, n)` of windows of the input, `(R,)`."""
+        return rounding.length((unit @ self.windows.forward) * self.around[window], 2, 1)
+
+    def whole(self, pulled: Pulled, place: Tensor) -> Pulled:
+        """The same rows as whole images."""
+        a = self._spread(pulled.a, self.windows.outer, self.windows.shape, place)
+        bent = self._spread(pulled.bent[self.act], self.windows.inner, self.images, place)
+        if self.columns is not None:
+            bent = bent.index_select(1, self.columns)
+        return Pulled(pulled.shift, pulled.spread, a, {self.act: bent})
+
+    def _spread(self, values: Tensor, cut: Cut, shape: tuple[int, ...], place: Tensor) -> Tensor:
+        """Windows `(R, k)` as images, flat in the order of coefficient vectors."""
+        size = math.prod(shape)
+        count = torch.arange(1, size + 1, dtype=torch.float64, device=values.device)
+        where = cut.windows(unflattened(count[None], shape)).long()  # 0 beyond the rim
+        full = values.new_zeros(len(values), size + 1)
+        return full.scatter_(1, where[place % self.places], values)[:, 1:]
 
 
 def windows_of(graph: Graph, j: int) -> InputWindows | None:

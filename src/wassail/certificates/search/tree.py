@@ -22,9 +22,8 @@ from wassail.certificates import clock
 from wassail.certificates.device import HOST
 from wassail.certificates.relax.ascent import Ascent
 from wassail.certificates.relax.backward import Backward
-from wassail.certificates.relax.chunks import DEVICE_CHUNK
 from wassail.certificates.relax.lines import Arithmetic, Lines
-from wassail.certificates.relax.rows import flattened, of_owner, row_dot, unflattened
+from wassail.certificates.relax.rows import DEVICE_CHUNK, flattened, of_owner, row_dot, unflattened
 from wassail.certificates.search.intervals import Cuts, Held, SmoothBackward
 from wassail.certificates.search.neurons import Neurons, ReluGradient, Rows
 from wassail.certificates.search.subproblems import Leaves, Margin, Subproblems, Unknowns, largest

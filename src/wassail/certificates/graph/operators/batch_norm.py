@@ -1,4 +1,6 @@
-"""Frozen batch norm: a scale and a shift."""
+"""Frozen batch norm, a scale and a shift; instance norm: with running statistics the same, without
+them a normalisation.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from wassail.certificates.graph.builder import Builder, Index
-from wassail.certificates.graph.execution import NORM, Call
-from wassail.certificates.graph.maps import Scale
+from wassail.certificates.graph.maps import NORM, Call, Scale
+from wassail.certificates.graph.operators.normalise import group_norm
 from wassail.certificates.graph.operators.registry import spelled
 
 
@@ -41,3 +43,22 @@ def native_batch_norm_legit_no_training(net: Builder, *args: Any) -> list[Any]:
     """The same, with what a backward pass would need."""
     x, weight, bias, mean, var, momentum, eps = args
     return [batch_norm(net, x, weight, bias, mean, var, False, momentum, eps), None, None]
+
+
+@spelled("instance_norm")
+def instance_norm(
+    net: Builder,
+    x: Index,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    *rest: Any,
+) -> Index:
+    """Without running statistics each channel is a group of its own."""
+    if use_input_stats or mean is None or var is None:
+        return group_norm(net, x, net.full(x)[1], weight, bias, eps)
+    return batch_norm(net, x, weight, bias, mean, var, False, momentum, eps)

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wassail.certificates.graph.builder import Builder, Index
-from wassail.certificates.graph.fold import several
+from wassail.certificates.graph.builder import Builder, Index, several
 from wassail.certificates.graph.maps import Linear
 from wassail.certificates.graph.operators.convolution import Conv, conv
 from wassail.certificates.graph.operators.registry import spelled

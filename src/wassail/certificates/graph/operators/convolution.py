@@ -15,8 +15,7 @@ from torch.nn.grad import conv2d_input, conv3d_input
 
 from wassail.certificates import clock
 from wassail.certificates.device import plain
-from wassail.certificates.graph.builder import Builder, Index
-from wassail.certificates.graph.fold import several
+from wassail.certificates.graph.builder import Builder, Index, several
 from wassail.certificates.graph.maps import Linear, Turnable, Window, dense_norm, laid_out
 from wassail.certificates.graph.operators.registry import spelled
 from wassail.rounding import FLOOR, UNIT

@@ -79,3 +79,9 @@ def stack(net: Builder, parts: list[Any], dim: int = 0) -> Index:
         for p in parts
     ]
     return cat(net, wide, axis)
+
+
+@spelled("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle")
+def shuffled(net: Builder, x: Index, factor: int) -> Any:
+    """Run the operation on the numbers 1, 2, 3, ... and see where they went."""
+    return net.move(net.target, x, [factor], {})

@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wassail.certificates.graph.builder import Builder, Index, parted
-from wassail.certificates.graph.execution import FEW, Call
-from wassail.certificates.graph.fold import several, window_of
+from wassail.certificates.graph.builder import Builder, Index, parted, several, window_of
 from wassail.certificates.graph.graph import Affine
-from wassail.certificates.graph.maps import Linear, Pick
+from wassail.certificates.graph.maps import FEW, Call, Linear, Pick
 from wassail.certificates.graph.operators.registry import spelled
 
 
