@@ -133,7 +133,7 @@ def test_the_worst_case_is_that_of_the_cells(norm: float) -> None:
         assert low <= cells.upper and cells.lower <= high <= 1.02 * low
         found = curve.witness(budget)
         assert math.isclose(found.info["loss"], low, rel_tol=1e-12)
-        assert found.cost <= budget * (1 + 1e-12)
+        assert found.verify(net) and found.cost <= budget * (1 + 1e-12)
 
 
 @pytest.mark.parametrize(("norm", "loss"), [(2, "absolute"), (INF, "pinball")])
