@@ -30,7 +30,6 @@ ORDERS = ("1", "2", "inf")
 EPS = (0.02, 0.05, 0.1)
 NORMS = ("2", "inf")
 GRID = sorted({*EPS, *(0.01 * 2 ** (k / 2) for k in range(16))})
-CLOSED = ("2", "inf")  # orders whose curves are closed by distances at these budgets
 
 
 def standard(x: Tensor) -> Tensor:
@@ -112,7 +111,7 @@ def bracketed(name: str, norm: str) -> Row:
             order: ws.loss_curve(
                 *(model, x, y, norm, order, "absolute", box),
                 grid=GRID,
-                eps=EPS if order in CLOSED else (),
+                eps=EPS,
             )
             for order in ORDERS
         }

@@ -356,7 +356,7 @@ def test_hanging_workers_prove_no_distance(digits: tuple[Graph, Tensor, Tensor])
 
 def test_the_nearest_flip_of_all_counts(digits: tuple[Graph, Tensor, Tensor]) -> None:
     graph, x, y = digits
-    search = nearest_flip_module._Search(
+    search = nearest_flip_module.Search(
         graph, x[0].double(), int(y[0]), INF, (0.0, 1.0), None, 1e-9
     )
     search.upper = 0.5

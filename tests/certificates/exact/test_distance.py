@@ -292,7 +292,7 @@ def test_the_farthest_corner_is_reached_and_not_passed() -> None:
 
 
 def test_a_flip_that_is_not_found_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nearest_flip_module._Search, "offer", lambda *_: None)
+    monkeypatch.setattr(nearest_flip_module.Search, "offer", lambda *_: None)
     y = torch.zeros(1, dtype=torch.int64)
     x = torch.zeros(1, 2).double()
     model = network(

@@ -215,16 +215,7 @@ class Relaxed:
         step = plane_step(
             self.x.expand_as(line.a), -line.a, gap.clamp(min=0), self.norm, self.domain
         ).abs()
-        if self.norm == 1:
-            price = torch.where(step > 0, size, math.inf).amin(1, keepdim=True)
-            p = torch.minimum(size, price)
-        elif self.norm == 2:
-            pace = torch.where(size > 0, step / torch.where(size > 0, size, 1.0), 0.0)
-            pace = pace.amax(1, keepdim=True)
-            near = torch.where(pace > 0, step / torch.where(pace > 0, pace, 1.0), size)
-            p = torch.minimum(size, near)
-        else:
-            p = torch.where(step >= step.amax(1, keepdim=True) * (1 - 1e-12), size, 0.0)
+        p = moving(size, step, self.norm)
         room = torch.where(line.a > 0, self.below, self.above)
         best = torch.zeros_like(gap)
         # nothing left to Hoelder: the walls alone keep it away
@@ -235,6 +226,21 @@ class Relaxed:
             far = far * (1 - (size.shape[1] + 8) * UNIT)
             best = torch.maximum(best, torch.where(rest > 0, far, 0.0))
         return best
+
+
+def moving(size: Tensor, step: Tensor, norm: float) -> Tensor:
+    """The part `0 <= p <= size` that Hoelder's inequality holds with equality for, along a step of
+    these lengths `(m, n)` that is best against coefficients of this size; the walls take the rest.
+    """
+    if norm == 1:
+        price = torch.where(step > 0, size, math.inf).amin(1, keepdim=True)
+        return torch.minimum(size, price)
+    if norm == 2:
+        pace = torch.where(size > 0, step / torch.where(size > 0, size, 1.0), 0.0)
+        pace = pace.amax(1, keepdim=True)
+        near = torch.where(pace > 0, step / torch.where(pace > 0, pace, 1.0), size)
+        return torch.minimum(size, near)
+    return torch.where(step >= step.amax(1, keepdim=True) * (1 - 1e-12), size, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,7 +275,7 @@ def solve_program(
     walls = np.flatnonzero((side >= 0) & (low < 0) & (high > 0))
     n = len(net.x)
     k = len(free)
-    v, z = _affine_neurons(net, side, width, free, reach)
+    v, z = affine_neurons(net, side, width, free, reach)
     table, unit = _rows(net, node, (v, z), walls, free, width, float(margin[node.rival[0]]), reach)
     limit = -table[:, -1]
     limit[0] -= noise / unit[0]
@@ -298,7 +304,7 @@ def solve_program(
     return Answer(float(y[0]), *multipliers, point, torch.from_numpy(gap))
 
 
-def _affine_neurons(
+def affine_neurons(
     net: Relaxed, side: Array, width: Array, free: NDArray[np.int64], reach: float
 ) -> tuple[Array, Array]:
     """Every neuron before and after its activation, as an affine function of (u, z, 1)."""

@@ -135,7 +135,7 @@ def nearest_flip(
         for i in range(len(x)):
             own = graph if slack is None else ahead(graph, slack[i])
             box = _flat_box(domain, i)
-            search = _Search(own, x[i].clone(), int(y[i]), norm, box, within, tolerance, pool)
+            search = Search(own, x[i].clone(), int(y[i]), norm, box, within, tolerance, pool)
             left = len(x) - i
             with clock.limited(clock.seconds_left() / left, clock.work_left() / left):
                 search.run(hints[i], known[i], i == 0)
@@ -185,7 +185,7 @@ def _close(lower: Tensor, upper: Tensor, tolerance: float) -> Tensor:
     )
 
 
-class _Search:
+class Search:
     """The search for one sample: `lower <= d <= upper` at all times, point `(n,)` at distance
     upper.
     """
@@ -394,11 +394,9 @@ class _Search:
         """Nodes with better multipliers, the bounds that these prove, and the neurons to split
         on next.
         """
-        self.nodes += len(nodes)
         if not len(nodes):
             return nodes
-        each = STEP_PASSES * self.graph.operations + OVERHEAD * len(self.graph.nodes)
-        clock.spend(ASCENT * each * len(nodes))
+        self.charge(nodes)
         nodes = self.ascend(net, nodes, min(radius, self.upper))
         line = net.line(nodes)
         points = self.lowest(line, min(radius, self.upper))
@@ -415,6 +413,12 @@ class _Search:
             nodes = self.solved(net, nodes, i, radius)
         return nodes
 
+    def charge(self, nodes: Nodes) -> None:
+        """What bounding nodes costs."""
+        self.nodes += len(nodes)
+        each = STEP_PASSES * self.graph.operations + OVERHEAD * len(self.graph.nodes)
+        clock.spend(ASCENT * each * len(nodes))
+
     def ascend(self, net: Relaxed, nodes: Nodes, reach: float) -> Nodes:
         """The nodes with better multipliers: Polyak steps on alpha and beta until the line is
         above 0 in the ball.
@@ -428,7 +432,7 @@ class _Search:
             clock.look()
             line = net.line(nodes)
             points = self.lowest(line, reach)
-            value = (line.a * points).sum(1) + line.b
+            value = self.height(line, points)
             better = value > best[rows]
             now = rows[better]
             alpha[now], beta[now] = nodes.alpha[better], nodes.beta[better]
@@ -473,6 +477,10 @@ class _Search:
             alpha=torch.where(free, at.clamp(max=1), nodes.alpha),
             beta=torch.where(free, 0.0, at),
         )
+
+    def height(self, line: RelaxedLine, points: Tensor) -> Tensor:
+        """How high each line is at its point `(m, n)`: a node is closed above 0, `(m,)`."""
+        return (line.a * points).sum(1) + line.b
 
     def lowest(self, line: RelaxedLine, reach: float) -> Tensor:
         """Where each line is lowest in the ball and the box, `(m, n)`."""
@@ -522,7 +530,7 @@ class _Ball(SharedFrontier[Nodes, _Found]):
     settled: the least bound of the closed nodes, the radius at most.
     """
 
-    def __init__(self, search: _Search, net: Relaxed, radius: float) -> None:
+    def __init__(self, search: Search, net: Relaxed, radius: float) -> None:
         self.search = search
         self.net = net
         self.radius = radius

@@ -366,7 +366,16 @@ class LossCurve(Record):
             value, spent = self._dual(eps, 2.0**middle, edge)
             low, high = (middle, high) if spent > 1 else (low, middle)
             best = min(best, value)
-        return min(best, *(self._dual(eps, 2.0**end, edge)[0] for end in (low, high)))
+        more = [2.0**low, 2.0**high, *self.multipliers(eps)]
+        return min(best, *(self._dual(eps, lam, edge)[0] for lam in more))
+
+    def multipliers(self, eps: float) -> list[float]:
+        """Multipliers worth trying beside those of the search, in units of the budget.
+
+        Args:
+            eps: budget.
+        """
+        return []
 
     def tops(self, eps: float, edge: Tensor) -> Tensor:
         """The highest loss within eps of each sample, rounded up, `(N,)`.

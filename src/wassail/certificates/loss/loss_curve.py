@@ -140,8 +140,9 @@ def loss_curve(
         quantile: of the pinball loss, which weighs outputs that are too low with it; default 0.5.
         delta: of the Huber loss, where it becomes linear; default 1.
         eps: budgets that matter, which join the grid. For "absolute" and "pinball" on small ReLU
-            networks in a box the curve of this order is closed there by distances to errors of many
-            sizes, which takes seconds a sample; default none.
+            networks in a box the curve of this order is closed there, which takes seconds a sample:
+            at order 1 by searches for the largest loss less a price of distance, else by distances
+            to errors of many sizes; default none.
         progress: bool, or a callable that is given the share done; default False, no bar.
 
     Returns:

@@ -18,6 +18,7 @@ from wassail.certificates.loss.curve import LossCurve, budget_of
 from wassail.certificates.loss.grid import grid_of
 from wassail.certificates.loss.others import OthersLossCurve
 from wassail.certificates.loss.recession import recession
+from wassail.certificates.loss.residual_cones import cones_above
 from wassail.certificates.loss.residual_curve import ResidualCurve
 from wassail.certificates.loss.residual_growth import Errors, Points, executed_lift, growth_above
 from wassail.certificates.loss.residual_stairs import stairs_above
@@ -100,7 +101,9 @@ def regression_curve(model: Model | Graph, x: Tensor, y: Any, asked: Asked) -> L
             errors, radii, asked.steps, shift, lambda done: report(0.3 + 0.7 * done)
         )
         places = budgets if share == 1 else []  # the worst share knows no stairs
-        stairs = stairs_above(errors, found, above, weights, order, places, report)
+        given = (errors, found, above, weights)
+        stairs = None if order == 1 else stairs_above(*given, order, places, report)
+        cones = cones_above(*given, places, report) if order == 1 else None
         grows = asked.loss == "squared" and _grows(errors, price)
         cut |= above.cut or clock.out_of_time()
     residuals = errors.residuals
@@ -133,6 +136,7 @@ def regression_curve(model: Model | Graph, x: Tensor, y: Any, asked: Asked) -> L
         shift=shift,
         grows=grows,
         stairs=stairs,
+        cones=cones,
     )
     return curve if share == 1 else _of_share(curve, weights, share)
 

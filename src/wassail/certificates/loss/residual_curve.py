@@ -12,6 +12,7 @@ from torch import Tensor
 from wassail.certificates.bound import below
 from wassail.certificates.loss.curve import LossCurve, budget_of, total_of
 from wassail.certificates.loss.population import PopulationLoss
+from wassail.certificates.loss.residual_cones import Cones
 from wassail.certificates.loss.residual_stairs import Stairs
 from wassail.errors import InputError
 from wassail.rounding import UNIT
@@ -37,6 +38,7 @@ class ResidualCurve(LossCurve):
         shift: how far executed outputs may be from exact ones.
         grows: whether the error is known to grow without bound.
         stairs: losses certified within radii of each sample's own; None where there are none.
+        cones: lines in the distance above the loss of each sample; None where there are none.
     """
 
     targets: Tensor = field(kw_only=True)
@@ -47,6 +49,7 @@ class ResidualCurve(LossCurve):
     shift: float = field(default=0.0, kw_only=True)
     grows: bool = field(default=False, kw_only=True)
     stairs: Stairs | None = field(default=None, kw_only=True)
+    cones: Cones | None = field(default=None, kw_only=True)
 
     def __call__(self, eps: Number) -> tuple[float, float]:
         """`(lower, upper)` on the worst expected loss at `eps >= 0`: evaluated from below,
@@ -60,21 +63,30 @@ class ResidualCurve(LossCurve):
         return below(low, high, "worst-case loss"), high
 
     def tops(self, eps: float, edge: Tensor) -> Tensor:
-        """As `LossCurve.tops`, and by the stairs.
+        """As `LossCurve.tops`, and by the stairs and the cones.
 
         Args:
             eps: radius.
             edge: 0 and the radii of the grid.
         """
         top = super().tops(eps, edge)
-        if self.stairs is None:
-            return top
-        return torch.minimum(top, self.stairs.within(eps, self.slope))
+        if self.stairs is not None:
+            top = torch.minimum(top, self.stairs.within(eps, self.slope))
+        return top if self.cones is None else torch.minimum(top, self.cones.within(eps))
+
+    def multipliers(self, eps: float) -> list[float]:
+        """Those at which the price of order 1 is as steep as a cone, or steeper by rounding.
+
+        Args:
+            eps: budget.
+        """
+        rises = [] if self.cones is None or self.order > 1 else self.cones.rises.tolist()
+        return [rise * eps * (1 + 2 * UNIT) for rise in rises]
 
     def peaks(
         self, eps: float, lam: float, edge: Tensor, extra: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """As `LossCurve.peaks`, and by the stairs.
+        """As `LossCurve.peaks`, and by the stairs and the cones.
 
         Args:
             eps: budget.
@@ -82,15 +94,21 @@ class ResidualCurve(LossCurve):
             edge: 0 and the radii of the grid.
             extra: what each sample pays before it moves.
         """
-        value, price = super().peaks(eps, lam, edge, extra)
-        if self.stairs is None:
-            return value, price
-        radii, heights = self.stairs.radii, self.stairs.heights
-        left, ceiling = heights[:, :-1], heights[:, 1:]
-        ends = torch.cat([radii[:, 1:], torch.full_like(radii[:, :1], math.inf)], 1)
-        lines = [(left, torch.full_like(left, self.slope))]
-        own, cost = self.peaks_of(eps, lam, radii, ends, ceiling, lines, extra)
-        return torch.minimum(value, own), torch.where(own < value, cost, price)
+        found = [super().peaks(eps, lam, edge, extra)]
+        if self.stairs is not None:
+            radii, heights = self.stairs.radii, self.stairs.heights
+            left, ceiling = heights[:, :-1], heights[:, 1:]
+            ends = torch.cat([radii[:, 1:], torch.full_like(radii[:, :1], math.inf)], 1)
+            lines = [(left, torch.full_like(left, self.slope))]
+            found.append(self.peaks_of(eps, lam, radii, ends, ceiling, lines, extra))
+        if self.cones is not None:
+            start = torch.zeros(1, dtype=torch.float64)
+            far, top = torch.full_like(start, math.inf), self.ceiling[:, -1:]
+            found.append(self.peaks_of(eps, lam, start, far, top, self.cones.lines(), extra))
+        value, price = found[0]
+        for own, cost in found[1:]:
+            value, price = torch.minimum(value, own), torch.where(own < value, cost, price)
+        return value, price
 
     @property
     def infinite(self) -> bool:

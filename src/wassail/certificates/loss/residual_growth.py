@@ -284,7 +284,8 @@ def growth_above(
     """
     residuals = errors.residuals
     edges = [NEAR * radii[0], *radii]
-    start = residuals.above(errors.lowest(0.0, steps))
+    with clock.unlimited():  # without it nothing is known
+        start = residuals.above(errors.lowest(0.0, steps))
     top = torch.full_like(start, -math.inf)[:, None].expand(-1, 2 * residuals.y.shape[1] + 1)
     with suppress(clock.Late):
         top = highest_errors(errors, steps)

@@ -166,22 +166,18 @@ def stairs_above(
         budgets: where the curve is to be closed.
         report: is given the share done.
     """
-    small = not errors.graph.smooth and errors.graph.neurons <= NEURONS
-    fit = errors.residuals.loss in LOSSES and small and errors.bounded
-    if not budgets or not fit or not 0 < above.slope < math.inf or above.lift == math.inf:
+    if not budgets or not closable(errors, above):
         return None
     starts, ends = above.start.tolist(), above.ceiling[:, -1].tolist()
     stairs = [
-        Stair([(start, 0.0)], end, [(clean, 0.0)])
-        for start, end, clean in zip(starts, ends, found.clean.tolist())
+        Stair([(start, 0.0)], end, points)
+        for start, end, points in zip(starts, ends, points_of(found))
     ]
-    _, root, value, distance, _ = found.columns()
-    for i, *point in zip(root.tolist(), value.tolist(), distance.tolist()):
-        stairs[i].points.append((point[0], point[1]))
     left = [EFFORT] * len(stairs)
     for turn, (share, part) in enumerate(SHARES):
         targets = [
-            _target(stairs, mu, order, eps, share, part * above.slope * eps) for eps in budgets
+            target_of([s.points for s in stairs], mu, order, eps, share, part * above.slope * eps)
+            for eps in budgets
         ]
         for i, stair in enumerate(stairs):
             with clock.limited(None, left[i]):
@@ -191,6 +187,22 @@ def stairs_above(
             report((turn + (i + 1) / len(stairs)) / len(SHARES))
     _add(found, stairs)
     return _of_lists(stairs, above.lift)
+
+
+def closable(errors: Errors, above: Growth) -> bool:
+    """Whether exact searches are affordable and say something of the loss."""
+    small = not errors.graph.smooth and errors.graph.neurons <= NEURONS
+    fit = errors.residuals.loss in LOSSES and small and errors.bounded
+    return fit and 0 < above.slope < math.inf and above.lift < math.inf
+
+
+def points_of(found: Points) -> list[list[tuple[float, float]]]:
+    """Of each sample `(loss, distance)`: its own, then those of its points."""
+    points = [[(clean, 0.0)] for clean in found.clean.tolist()]
+    _, root, value, distance, _ = found.columns()
+    for i, loss, away in zip(root.tolist(), value.tolist(), distance.tolist()):
+        points[i].append((loss, away))
+    return points
 
 
 def raised(tolerance: float, lift: float) -> float:
@@ -212,14 +224,19 @@ def _of_lists(stairs: list[Stair], lift: float) -> Stairs:
     return Stairs(sizes.cummax(1).values, tops)
 
 
-def _target(
-    stairs: list[Stair], mu: Tensor, order: float, eps: float, share: float, least: float
+def target_of(
+    points: list[list[tuple[float, float]]],
+    mu: Tensor,
+    order: float,
+    eps: float,
+    share: float,
+    least: float,
 ) -> Target:
     """A budget, and the multiplier that is best for the points, by golden sections. The share is
     one of the loss, which counts as no less than the least.
     """
-    count = max(len(stair.points) for stair in stairs)
-    table = [s.points + s.points[:1] * (count - len(s.points)) for s in stairs]
+    count = max(len(own) for own in points)
+    table = [own + own[:1] * (count - len(own)) for own in points]
     value, distance = torch.tensor(table, dtype=torch.float64).unbind(2)
     if order == math.inf:
         near = torch.where(distance <= eps, value, -math.inf).amax(1)
