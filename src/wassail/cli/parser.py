@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import os
 import signal
@@ -58,6 +59,10 @@ from wassail.errors import BAD_INPUT, HOLDS, INTERNAL, SIGNALLED, InputError
 from wassail.names import EXPORTS, FIGURES, SLOPES
 from wassail.writing import printable
 
+# Python's collector otherwise walks all that torch's import leaves, again and again: an eighth of a
+# short command.
+FEW_COLLECTIONS = (50_000, 20, 50)
+
 SHELLS = ("bash", "zsh", "fish")
 # Commands of earlier versions, and what replaces them.
 GONE = {
@@ -92,16 +97,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     Bad input is one sentence on stderr. A reader that has seen enough (`| head -1`) ends the
     printing, not the work.
     """
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*FEW_COLLECTIONS)
     out: Any = sys.stdout
-    if out is None:  # closed
-        return _main(argv)
-    patient: Any = Patient(out)
+    patient: Any = None if out is None else Patient(out)  # None: closed
     sys.stdout = patient
     try:
         return _main(argv)
     finally:
-        patient.flush()
+        if patient is not None:
+            patient.flush()
         sys.stdout = out
+        gc.set_threshold(*thresholds)
 
 
 def _main(argv: Sequence[str] | None) -> int:
