@@ -407,6 +407,8 @@ def shortest_euclidean(
         return None
     u = np.zeros(n + k)
     if length > 1e-9:
+        if residual[-1] >= 0:  # it is -length^2 but for rounding
+            return None
         u = -residual[:-1] / residual[-1]
         u[n:] /= WEIGHT
     return u, y[: len(table)]
