@@ -1,7 +1,7 @@
 """The hash of code that a result depends on.
 
-It is taken from the syntax tree without docstrings, so comments, formatting and the version of
-Python do not change it.
+It is taken from the syntax tree without docstrings and without what only a type checker reads, so
+comments, formatting, annotations and the version of Python do not change it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "wassail"
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+TYPES = ("annotation", "returns")  # `from __future__ import annotations` is on: never evaluated
+SKIPPED = ("ctx", "kind", *TYPES)
 
 
 def digest(modules: Iterable[str], own: Iterable[Path] = ()) -> str:
@@ -54,9 +56,11 @@ def files_of(modules: Iterable[str]) -> list[Path]:
 
 
 def structure(text: str) -> str:
-    """The syntax tree of a file as text, without docstrings."""
+    """The syntax tree of a file as text, without docstrings and types."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign) and getattr(node.annotation, "id", "") == "TypeAlias":
+            node.value = None
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:]
     return "".join(_written(tree))
@@ -67,7 +71,7 @@ def _written(node: object) -> Iterator[str]:
     if isinstance(node, ast.AST):
         yield f"{type(node).__name__}("
         for name, value in ast.iter_fields(node):
-            if value is not None and value != [] and name not in ("ctx", "kind"):
+            if value is not None and value != [] and name not in SKIPPED:
                 yield f"{name}="
                 yield from _written(value)
         yield ")"

@@ -68,7 +68,7 @@ def test_results_are_nested_and_no_certificate_is_above_an_attack() -> None:
 # ---- the hash of code
 
 
-def test_hash_ignores_comments_docstrings_and_formatting_only() -> None:
+def test_hash_ignores_comments_docstrings_types_and_formatting_only() -> None:
     plain = "def f(x):\n    return {'a': x + 1}\n"
     same = '"""Doc."""\n\ndef f(x):  # why\n    """What."""\n    return {\n  "a": x + 1,\n    }\n'
     other = "def f(x):\n    return {'a': x + 2}\n"
@@ -77,6 +77,13 @@ def test_hash_ignores_comments_docstrings_and_formatting_only() -> None:
     assert code.structure(plain) != code.structure(other)
     assert code.structure(text) == code.structure("def f(x):\n    return 'a string'\n")
     assert code.structure("x = 1") != code.structure("x = 1.0")
+    assert code.structure("def f(x: int) -> int: ...") == code.structure("def f(x): ...")
+    assert (
+        code.structure("x: int = 1")
+        == code.structure("x: float = 1")
+        != code.structure("x: int = 2")
+    )
+    assert code.structure("X: TypeAlias = 'int'") == code.structure("X: TypeAlias = 'str'")
 
 
 def test_a_room_that_is_gone_is_named() -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Number: TypeAlias = "float | int | str | Fraction"
-Domain: TypeAlias = "tuple[float, float] | None"
+Domain: TypeAlias = "tuple[float, float] | tuple[Tensor, Tensor] | None"
 Name: TypeAlias = "int | str"
 
 ROUNDING = 1e-9  # what weights that are written as decimals may miss a sum of one by
@@ -261,7 +261,7 @@ def parse_domain(value: Domain, scale: Any = None, *, own: bool = False) -> Doma
     try:
         if isinstance(value, str):
             raise TypeError
-        low, high = (number(v, "domain") for v in value)
+        low, high = (number(v, "domain") for v in value)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
@@ -578,7 +578,7 @@ class Threat:
             norm: Number = math.inf,
             order: Number = math.inf,
             eps: Number = math.nan,
-            domain: Domain | tuple[Tensor, Tensor] = (0.0, 1.0),
+            domain: Domain = (0.0, 1.0),
             scale: Any = None,
             *,
             label_cost: Number = math.inf,

@@ -10,6 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -133,7 +134,7 @@ def figures() -> dict[str, list[float]]:
     return {name: values.double().tolist() for part in parts for name, values in part()}
 
 
-def apart(one: dict[str, list[float]], other: dict[str, list[float]]) -> dict[str, float]:
+def apart(one: dict[str, list[float]], other: dict[str, list[float]]) -> dict[str, Any]:
     """By how much each figure differs, relative to the largest of its kind; a finite one from
     an infinite one: inf.
     """

@@ -91,7 +91,7 @@ def truth(norm: float, order: float, eps: float, mu: list[float], **others: floa
 @pytest.mark.parametrize("order", [1.0, 2.0])
 @pytest.mark.parametrize("others", [{}, {"label_cost": 0.06, "subpopulation": 0.7}])
 def test_a_linear_network_in_closed_form(
-    nets: Path, norm: float, order: float, others: dict[str, float]
+    nets: Path, norm: float, order: float, others: dict[str, Any]
 ) -> None:
     mu = [1.0, 2.0, 1.0, 0.5]
     given = content(norm=str(norm), order=order, eps=0.02, **others)
@@ -140,7 +140,7 @@ def test_the_margin_loss_of_a_linear_network(nets: Path, order: float | str) -> 
 )
 @pytest.mark.parametrize("others", [{}, {"label_cost": 0.3, "subpopulation": 0.75}])
 def test_both_verdicts_of_a_network_with_relus(
-    nets: Path, claim: dict[str, Any], others: dict[str, float]
+    nets: Path, claim: dict[str, Any], others: dict[str, Any]
 ) -> None:
     given = content("deep", order=2, eps=0.03, domain=[0, 1], **others)
     model = read_model(nets)

@@ -296,7 +296,7 @@ def shifts(name: str, change: Callable[[Any], Any]) -> Change:
     return lambda folder: forge(folder, None, None, edit)
 
 
-def halved(eps: dict[str, float]) -> dict[str, float]:
+def halved(eps: dict[str, Any]) -> dict[str, float]:
     return {order: value / 2 for order, value in eps.items()}
 
 

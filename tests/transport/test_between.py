@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,7 +80,7 @@ def test_a_real_shift_stands_out() -> None:
         ({"most": 0}, "most is 0"),
     ],
 )
-def test_one_sentence_says_what_is_wrong(changes: dict[str, object], words: str) -> None:
+def test_one_sentence_says_what_is_wrong(changes: dict[str, Any], words: str) -> None:
     given = {"before": torch.zeros(3, 2), "after": torch.zeros(3, 2), **changes}
     with pytest.raises(ws.InputError, match=words):
         ws.shift_between(**given)  # type: ignore[arg-type]

@@ -189,7 +189,7 @@ def test_populations_pay_for_the_rounding_of_a_subpopulation(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attacked side with no more than `alpha^(1/p) eps`, the certified one with no less."""
-    asked: dict[str, float] = {}
+    asked: dict[str, Any] = {}
     error = 0.0
 
     def limit(side: str) -> Any:

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -184,7 +185,7 @@ def test_limits_for_the_population_cover() -> None:
         ({"subpopulation": 1.5}, "subpopulation is 1.5"),
     ],
 )
-def test_one_sentence_says_what_is_wrong(changes: dict[str, object], words: str) -> None:
+def test_one_sentence_says_what_is_wrong(changes: dict[str, Any], words: str) -> None:
     x = torch.zeros(1, 2)
     y = torch.tensor([0])
     flips = ws.Flips.from_points(lambda v: v, x + torch.tensor([1.0, 0.0]), y, x, "inf", None)

@@ -251,7 +251,7 @@ def _left(tracker: Tracker, rows: Tensor) -> Tensor:
 
 
 def _width(domain: Domain) -> float:
-    return 1.0 if domain is None else domain[1] - domain[0]
+    return 1.0 if domain is None else domain[1] - domain[0]  # type: ignore[return-value]
 
 
 def _to_line(x: Tensor, domain: Domain) -> Tensor:

@@ -57,7 +57,7 @@ def _share(about: Mapping[str, Any], threat: Threat) -> float | None:
     if any(not isinstance(part, list) for part in kept):
         plain = domain is not None and all(isinstance(end, float) for end in domain)
         width = domain[1] - domain[0] if plain and domain is not None else math.inf
-        return 1 / width if math.isfinite(width) else None
+        return 1 / width if math.isfinite(width) else None  # type: ignore[return-value]
     held = set(map(str, about.get("fixed") or ()))
     low, high, scale = (list(map(float, part or ())) for part in kept)
     shares = [

@@ -388,8 +388,8 @@ def _images(
         state = ["unchecked"] * len(index)
         if model is not None:
             moved = _looked(run, model, index, x, moved).rounded(model).points
-        eight = np.stack([to_uint8(point, low, high) for point in moved])
-        seen = _read_back(eight, x, low, high)
+        eight = np.stack([to_uint8(point, low, high) for point in moved])  # type: ignore[arg-type]
+        seen = _read_back(eight, x, low, high)  # type: ignore[arg-type]
         distance = distances_between(seen, x, run.threat.norm)
         if model is not None:
             again = _looked(run, model, index, x, seen, flip_tolerance(x.dtype))

@@ -343,7 +343,7 @@ class Flips(Record):
                 model,
                 self.x,
                 self.task,
-                (low + unit * grid.clamp(0, levels)).clamp(low, high),
+                (low + unit * grid.clamp(0, levels)).clamp(low, high),  # type: ignore[arg-type]
                 self.norm,
                 self.domain,
                 pull_in=False,

@@ -274,7 +274,7 @@ def test_weights_of_the_samples() -> None:
         ({"norm": 3}, "norm"),
     ],
 )
-def test_bad_input_is_one_sentence(change: dict[str, object], words: str) -> None:
+def test_bad_input_is_one_sentence(change: dict[str, Any], words: str) -> None:
     model, x, y = corpus()["shallow"]
     arguments = {"x": x, "y": y, "norm": 2, "loss": "margin", **change}
     with pytest.raises(ws.InputError, match=words) as caught:

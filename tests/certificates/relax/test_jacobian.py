@@ -380,7 +380,7 @@ def test_the_smaller_the_ball_the_nearer_to_the_true_norm(name: str) -> None:
     assert gaps[-1] < gaps[-2] / 8 or gaps[-1] < 1e-6  # of first order
 
 
-def uppers(graph: Graph, region: Region, r: float, q: float) -> dict[str, float]:
+def uppers(graph: Graph, region: Region, r: float, q: float) -> dict[str, Any]:
     """Every upper bound there is on `||J||_{r -> q}`."""
     spans = ranges(graph, one_region(region))
     found = {

@@ -34,7 +34,7 @@ class Ball:
     centre: Tensor
     radius: Number
     norm: Number = math.inf
-    domain: tuple[float, float] | None = None
+    domain: tuple[float, float] | tuple[Tensor, Tensor] | None = None
 
     def __post_init__(self) -> None:
         parse_norm(self.norm)

@@ -44,4 +44,4 @@ def grid_of(grid: Sequence[Number] | None, x: Tensor, norm: float, domain: Domai
 def width(x: Tensor, norm: float, domain: Domain) -> float:
     """The length of the domain's diagonal in norm r, on R^n of the box around the data."""
     low, high = (float(x.min()), float(x.max())) if domain is None else domain
-    return change_of_scale(x[0].numel(), norm) * ((high - low) or 1.0)
+    return change_of_scale(x[0].numel(), norm) * ((high - low) or 1.0)  # type: ignore[return-value]

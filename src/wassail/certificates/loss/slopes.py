@@ -127,12 +127,12 @@ def allocate_gains(found: Chords, mu: Tensor, eps: float) -> tuple[Tensor, Tenso
     return (choice, weight) if total >= best[0] else best[1:]
 
 
-def whole_box(graph: Graph, domain: tuple[float, float]) -> Balls:
+def whole_box(graph: Graph, domain: tuple[float, float] | tuple[Tensor, Tensor]) -> Balls:
     """A ball, cut by the box, that is all of the box."""
     region = Region.make(domain, graph.inputs, graph.device)
     middle = (region.low + region.high)[None] / 2
     radius = (region.high - region.low).amax()[None]
-    return Balls.make(middle, radius, math.inf, (region.low, region.high))  # type: ignore[arg-type]
+    return Balls.make(middle, radius, math.inf, (region.low, region.high))
 
 
 def highest_loss(
