@@ -62,6 +62,7 @@ lint: .venv/dev  ## style, complexity, types, the direction of imports, private 
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/python scripts/density.py --check > /dev/null
 

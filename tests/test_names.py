@@ -88,7 +88,7 @@ def test_a_name_that_moved_says_where_it_is(name: str) -> None:
     with pytest.raises(AttributeError, match=f"import {name}") as said:
         getattr(ws, name)
     found: dict[str, object] = {}
-    exec(re.search(r"`(.*)`", str(said.value))[1], found)  # type: ignore[index]
+    exec(re.search(r"`(.*)`", str(said.value))[1], found)
     assert name in found and not hasattr(ws, name)
 
 

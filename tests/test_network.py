@@ -1,6 +1,7 @@
 import math
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -104,7 +105,7 @@ def test_mode_and_parameters_are_restored_even_after_an_error() -> None:
     model[4].eval()
     model[1].weight.requires_grad_(False)
 
-    def state() -> tuple:
+    def state() -> tuple[list[bool], list[bool]]:
         return [m.training for m in model.modules()], [p.requires_grad for p in model.parameters()]
 
     before = state()
@@ -217,7 +218,9 @@ def test_a_tie_is_an_error() -> None:
 
 
 def test_non_contiguous_numpy_and_integer_labels() -> None:
-    x, y = check_data(X.numpy(), Y.int().numpy(), (0, 1))
+    points: Any = X.numpy()
+    labels: Any = Y.int().numpy()
+    x, y = check_data(points, labels, (0, 1))
     assert x.dtype == torch.float64 and y.dtype == torch.int64
     a = attack(x=X.t().contiguous().t())
     assert torch.equal(a.distances, attack().distances)

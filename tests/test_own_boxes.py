@@ -161,12 +161,12 @@ def test_geometry_of_own_boxes_is_that_of_each(norm: float) -> None:
     x = torch.rand(6, 4, dtype=torch.float64, generator=generator)
     low, high = x - 0.2, x + 0.3
     low[:, 0] = high[:, 0] = x[:, 0]
-    domain = fitted(parse_domain((low, high), own=True), x)  # type: ignore[arg-type]
+    domain = fitted(parse_domain((low, high), own=True), x)
     away = torch.randn(6, 4, dtype=torch.float64, generator=generator)
     near = project(x + away, x, norm, 0.25, domain)
     step = steepest(x, away, norm, 0.25, domain)
     for i in range(6):
-        box = parse_domain((low[i], high[i]), own=True)  # type: ignore[arg-type]
+        box = parse_domain((low[i], high[i]), own=True)
         one = slice(i, i + 1)
         assert torch.allclose(near[one], project(x[one] + away[one], x[one], norm, 0.25, box))
         assert torch.allclose(step[one], steepest(x[one], away[one], norm, 0.25, box))
@@ -177,7 +177,7 @@ def test_geometry_of_own_boxes_is_that_of_each(norm: float) -> None:
 
 def test_boxes_are_rounded_inward() -> None:
     low = torch.tensor([0.1, 0.3], dtype=torch.float64)
-    known = boxes_of(parse_domain((low, low + 0.2), own=True))  # type: ignore[arg-type]
+    known = boxes_of(parse_domain((low, low + 0.2), own=True))
     assert known is not None
     there = known.like(torch.zeros(1, 2))
     assert (there.low.double() >= low).all() and (there.high.double() <= low + 0.2).all()

@@ -28,7 +28,7 @@ def case(dtype=torch.float64, rows=23, n=64, seed=0):
     return way, low, high, target
 
 
-def bisected(way, low, high, target, pays):
+def bisected(pays, way, low, high, target):
     """`clamp(t way, low, high)` by bisection of `t`."""
     small = torch.zeros_like(target)
     large = torch.full_like(target, 1e9) * target.sign()
@@ -48,7 +48,7 @@ def test_a_stretched_step_pays_its_target(kind, dtype):
     t = target / (way * price).sum(-1)
     found = clamped_step(way, low, high, target, t, price)
     wide = [value.double() for value in (way, low, high, target)]
-    truth = bisected(*wide, lambda step: (price.double() * step).sum(-1))
+    truth = bisected(lambda step: (price.double() * step).sum(-1), *wide)
     atol = 3e-5 if dtype == torch.float32 else 1e-12
     torch.testing.assert_close(found.double(), truth, rtol=0, atol=atol)
     assert not found[:, 2].any()
@@ -62,7 +62,7 @@ def test_a_stretched_step_has_its_length(dtype):
     t = target / way.norm(dim=-1)
     found = clamped_step(way, low, high, target, t)
     wide = [value.double() for value in (way, low, high, target)]
-    truth = bisected(*wide, lambda step: step.norm(dim=-1))
+    truth = bisected(lambda step: step.norm(dim=-1), *wide)
     atol = 3e-5 if dtype == torch.float32 else 1e-12
     torch.testing.assert_close(found.double(), truth, rtol=0, atol=atol)
 

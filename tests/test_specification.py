@@ -187,7 +187,7 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: ws.Specification.within(target(), math.nan), "the tolerances contain NaN"),
     (lambda: ws.Specification.within(target(), torch.ones(3)), "the tolerances have shape"),
     (lambda: ws.Specification.within(torch.zeros(2, 2, 2), 1.0), "the targets have shape"),
-    (lambda: ws.Specification.within("many", 1.0), "the targets are a str"),
+    (lambda: ws.Specification.within("many", 1.0), "the targets are a str"),  # type: ignore[arg-type]
     (lambda: ws.Specification.multilabel(target()), "give 0 or 1 for each of K labels"),
     (lambda: ws.Specification.multilabel(torch.full((2, 2), 3)), "give 0 or 1 for each"),
     (lambda: ws.Specification.multilabel(torch.ones(2, 2), torch.ones(3)), "the thresholds have"),

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -295,7 +296,8 @@ def test_show_can_be_read_back(value):
 
 
 def test_threat_parses_its_fields():
-    threat = Threat(norm="linf", order="1", eps="8/255", domain=[0, 1])
+    box: Any = [0, 1]
+    threat = Threat(norm="linf", order="1", eps="8/255", domain=box)
     assert (threat.norm, threat.order, threat.eps, threat.domain) == (INF, 1.0, 8 / 255, (0.0, 1.0))
     assert all(type(v) is float for v in (threat.norm, threat.order, threat.eps, *threat.domain))
     assert Threat(norm="L2", order=2, eps=0.5, domain=None).domain is None
@@ -338,13 +340,14 @@ def test_threat_is_frozen():
     threat = Threat(eps=0.1)
     with pytest.raises(dataclasses.FrozenInstanceError):
         threat.eps = 0.2
-    assert dataclasses.replace(threat, eps="1/5").eps == 0.2
+    assert dataclasses.replace(threat, eps="1/5").eps == 0.2  # type: ignore[arg-type]
     refused(dataclasses.replace, threat, eps=-1, names=["-1"])
 
 
 def test_threat_equality_and_hash():
     a = Threat(norm="linf", order=1, eps="8/255")
-    b = Threat(norm=INF, order="1", eps=8 / 255, domain=[0, 1])
+    box: Any = [0, 1]
+    b = Threat(norm=INF, order="1", eps=8 / 255, domain=box)
     assert a == b
     assert hash(a) == hash(b)
     others = [
@@ -410,6 +413,7 @@ def test_threat_str():
 
 @pytest.mark.parametrize("scale", [None, [1.0, 0.5]])
 def test_a_box_for_each_feature_stays_when_another_field_changes(scale: list[float] | None) -> None:
-    threat = Threat(INF, 1, 0.1, ([0.0, 1.0], [2.0, 3.0]), scale)
+    box: Any = ([0.0, 1.0], [2.0, 3.0])
+    threat = Threat(INF, 1, 0.1, box, scale)
     other = dataclasses.replace(threat, label_cost=0.2)
     assert other.domain == threat.domain and other.label_cost == 0.2

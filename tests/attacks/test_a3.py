@@ -4,6 +4,7 @@ variants, a real network.
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -589,7 +590,7 @@ def test_a_model_without_an_answer_somewhere() -> None:
         ({"restarts": 14}, "give 1 to 13"),
     ],
 )
-def test_bad_options(options: dict, words: str) -> None:
+def test_bad_options(options: dict[str, Any], words: str) -> None:
     model, (x, y) = LinearClassifier.random(3, 4), samples(3, (4,), 3)
     with pytest.raises(InputError, match=words):
         a3(model, x, y, Threat(INF, INF, 0.1), **options)

@@ -3,6 +3,7 @@ draws there, few waits.
 """
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ STAGES = [
     stage("square", queries=2),
 ]
 # Options that keep an attack short: the device is made of Python.
-SHORT = {
+SHORT: dict[str, dict[str, Any]] = {
     "wda": {"steps": 3, "probe": 2},
     "wda++": {"steps": 3, "search": 2},
     "nearest": {"passes": 24},
@@ -47,7 +48,9 @@ SHORT = {
     "deepfool": {"steps": 3},
     "cw": {"steps": 4, "searches": 2},
 }
-ENGINES = {name: {"passes": 20} for name in METHODS if name not in ("auto", "wda++")}
+ENGINES: dict[str, dict[str, Any]] = {
+    name: {"passes": 20} for name in METHODS if name not in ("auto", "wda++")
+}
 ENGINES |= {
     "boundary-search": {"passes": 40},
     "pdpgd": {"passes": 12},
@@ -109,7 +112,7 @@ def test_the_figures_are_those_of_the_cpu(case, data):
 @pytest.mark.parametrize("case", OTHERS)
 def test_data_elsewhere_and_no_float64(case, data):
     call, way = OTHERS[case]
-    found, second = there(call, *data, way, float64=False)
+    found, second = there(call, *data, way=way, float64=False)
     assert differences(call(*data), found) == []
     assert found.points.device == (torch.device("cpu") if way == "samples here" else second.device)
 

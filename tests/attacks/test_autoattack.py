@@ -221,9 +221,9 @@ def test_the_drop_in_class(name: str, capsys, tmp_path) -> None:
     printed = capsys.readouterr().out
     assert printed == (tmp_path / "log").read_text()
     assert "initial accuracy: 90.00%" in printed and f"robust accuracy: {accuracy:.2%}" in printed
-    assert torch.equal(
-        adversary.run_standard_evaluation(x, y, bs=20), x_adv
-    )  # whatever the batch, and every time
+    again = adversary.run_standard_evaluation(x, y, bs=20)
+    assert isinstance(again, torch.Tensor)
+    assert torch.equal(again, x_adv)  # whatever the batch, and every time
 
 
 def test_the_drop_in_class_with_attacks_of_ones_own(capsys, tmp_path) -> None:
@@ -240,12 +240,13 @@ def test_the_drop_in_class_with_attacks_of_ones_own(capsys, tmp_path) -> None:
     alone = adversary.run_standard_evaluation_individual(x, y)
     assert list(alone) == adversary.attacks_to_run == ["apgd-dlr", "fab"]
     together = adversary.run_standard_evaluation(x, y, state_path=tmp_path / "state")
+    assert isinstance(together, torch.Tensor)
     assert capsys.readouterr().out == ""
     fooled = torch.stack([(points != x).flatten(1).any(1) for points in alone.values()]).any(0)
     assert torch.equal((together != x).flatten(1).any(1), fooled)
-    assert torch.equal(
-        adversary.run_standard_evaluation(x, y, state_path=tmp_path / "state"), together
-    )  # restored, points too
+    restored = adversary.run_standard_evaluation(x, y, state_path=tmp_path / "state")
+    assert isinstance(restored, torch.Tensor)
+    assert torch.equal(restored, together)  # points too
 
 
 def test_the_drop_in_class_refuses_what_it_cannot_do() -> None:

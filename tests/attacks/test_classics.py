@@ -4,6 +4,7 @@ targets, passes, broken parts.
 
 import math
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ INF = math.inf
 NORMS = (1.0, 2.0, INF)
 BOX = (0.0, 1.0)
 SHAPE = (3, 2, 2)
-QUICK = {
+QUICK: dict[str, Any] = {
     "searches": 3,
     "steps": 60,
     "rate": 0.1,
@@ -46,7 +47,7 @@ def problem(classes: int, n: int = 30, shape: tuple[int, ...] = SHAPE):
     return model, x, y
 
 
-CONFORMING = {  # attack, norms, orders, domains, classes
+CONFORMING: dict[str, tuple[Any, ...]] = {  # attack, norms, orders, domains, classes
     "fgsm": (fgsm, NORMS, (1.0, INF), (None, BOX), (4,)),
     "fgsm-dlr": (partial(fgsm, loss="dlr"), (2.0,), (INF,), (BOX,), (2,)),
     "pgd": (partial(pgd, steps=4), NORMS, (1.0, 2.0), (None, BOX), (4,)),
@@ -369,8 +370,7 @@ def test_cw_is_the_papers(monkeypatch) -> None:
     result = cw(model, x, y, ws.Threat(2, INF, 0.5), searches=1, steps=9, rate=0.1, c=c)
     assert 0 < result.flips.success.sum() < len(x)  # iterates on both sides of the boundary
     w = torch.atanh((2 * x - 1) * (1 - 1e-6))
-    mean = 0.0
-    square = 0.0
+    mean = square = torch.zeros(())
     for k, (points, _) in enumerate(seen, 1):
         leaf = w.clone().requires_grad_(True)
         here = (torch.tanh(leaf) + 1) / 2

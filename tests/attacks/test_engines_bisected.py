@@ -3,10 +3,12 @@ broken signs.
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import wassail as ws
 from wassail.attacks.apgd import _checkpoints, climb
@@ -24,12 +26,12 @@ from wassail.testing import LinearClassifier, check_attack, samples
 INF = math.inf
 NORMS = (1.0, 2.0, INF)
 DOMAINS = (None, (0.0, 1.0))
-QUICK = {
+QUICK: dict[str, Any] = {
     "step": 0.3,
     "fall": 0.1,
     "dual_step": 0.2,
 }  # PDPGD for 100 steps instead of the authors' 500
-ENGINES = {
+ENGINES: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {
     "apgd": (apgd_engine, {}),
     "apgd-margin": (apgd_engine, {"loss": "margin", "steps": 10}),
     "apgd-targeted": (apgd_engine, {"loss": "targeted", "steps": 10}),
@@ -297,10 +299,11 @@ def test_apgd_is_the_papers(norm: float) -> None:
     state = Tracker(
         Network(Curved(), torch.arange(6)), x, torch.zeros(6, dtype=torch.int64), norm, None, None
     )
-    visited = []
-    tape, logits = state.network.tape, state.network.logits
-    state.network.tape = lambda points, rows: (visited.append(points), tape(points, rows))[1]
-    state.network.logits = lambda points, rows: (visited.append(points), logits(points, rows))[1]
+    visited: list[Tensor] = []
+    network: Any = state.network
+    tape, logits = network.tape, network.logits
+    network.tape = lambda points, rows: (visited.append(points), tape(points, rows))[1]
+    network.logits = lambda points, rows: (visited.append(points), logits(points, rows))[1]
     best, flipped = climb(state, torch.arange(6), x, radius, 30, _goal(state, "margin", None))
     assert not flipped.any() and len(visited) == 31
     for i in range(6):
@@ -399,12 +402,19 @@ def test_targets_and_options() -> None:
         find("apgd-targeted", model, x, y, 2, (0, 1), 50, rank=rank).distances for rank in (2, 4, 9)
     ]
     assert not torch.equal(ranks[0], ranks[1]) and torch.equal(ranks[1], ranks[2])
-    for options in ({"rounds": 0}, {"steps": 0}, {"rank": 1}, {"loss": "drl"}):
+    bad: list[tuple[str, dict[str, Any]]] = [
+        ("apgd", {"rounds": 0}),
+        ("apgd", {"steps": 0}),
+        ("apgd", {"rank": 1}),
+        ("apgd", {"loss": "drl"}),
+        ("pdpgd", {"steps": 0}),
+        ("pdpgd", {"step": -1.0}),
+        ("pdpgd", {"ratio": 0.0}),
+        ("pdpgd", {"inner": 0}),
+    ]
+    for name, options in bad:
         with pytest.raises(InputError):
-            find("apgd", model, x, y, 2, (0, 1), **options)
-    for options in ({"steps": 0}, {"step": -1.0}, {"ratio": 0.0}, {"inner": 0}):
-        with pytest.raises(InputError):
-            find("pdpgd", model, x, y, 2, (0, 1), **options)
+            find(name, model, x, y, 2, (0, 1), **options)
 
 
 def test_pdpgd_follows_the_width_of_the_box() -> None:

@@ -3,7 +3,8 @@ network.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -26,8 +27,8 @@ BOX = (0.0, 1.0)
 
 
 class Case(NamedTuple):
-    engine: object
-    options: dict
+    engine: Callable[..., None]
+    options: dict[str, Any]
     # How far above the exact distance of a linear classifier a flip may be, as a factor: two
     # classes without a box, two classes with one, ten classes (the furthest sample), ten classes
     # (on average).
@@ -106,7 +107,7 @@ CONFORMING = [(name, norm) for name, norm in PAIRS if name in ("deepfool", "fab"
     ("name", "norm"), CONFORMING, ids=lambda v: v if isinstance(v, str) else f"l{v:g}"
 )
 def test_conformance(name, norm) -> None:
-    fewer = {
+    fewer: dict[str, dict[str, Any]] = {
         "fab": {"steps": 3},
         "fab-t": {"steps": 3, "targets": 3},
         "fmn": {"steps": 15},
@@ -192,7 +193,7 @@ def test_budgets_are_kept_exactly(name, norm, classes, passes) -> None:
     for model in (mlp(classes), LinearClassifier.random(classes, 12).float()):
         x, y = samples(40, (4, 3), classes)
         x, y = x.float(), torch.where(torch.arange(40) % 4 > 0, model(x.float()).argmax(1), y)
-        seen = []
+        seen: list[int] = []
 
         def counted(x, model=model, seen=seen):
             seen.append(len(x))
@@ -332,7 +333,7 @@ def test_fab_t_runs_on_every_rival() -> None:
 def test_engines_report_their_progress() -> None:
     model, x, y = problem(4, 20)
     for name in ENGINES:
-        shares = []
+        shares: list[float] = []
         run(name, model, x, y, 2, progress=shares.append)
         assert len(shares) >= 2 and shares == sorted(shares) and 0 < shares[0] <= shares[-1] == 1
 

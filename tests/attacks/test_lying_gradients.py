@@ -178,7 +178,7 @@ def test_never_above_wda_pp_at_the_same_passes(name: str, norm: float, digits) -
 
 @pytest.mark.slow_cases("honeypot", "quantised, no gradient")
 @pytest.mark.parametrize("name", ["quantised, no gradient", "votes", "honeypot"])
-def test_flips_are_found_without_gradients(name: str, digits) -> None:
+def test_flips_are_found_without_gradients(name: str, digits: tuple[Tensor, Tensor]) -> None:
     """Each of these had no flip for most samples: the gradient is zero, or points anywhere."""
     model = NETWORKS[name]()
     found = ws.nearest(model, *digits, INF, passes=150, warn=False)

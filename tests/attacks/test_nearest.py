@@ -4,6 +4,7 @@ steering, rounding.
 
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -66,7 +67,9 @@ def test_a_budget_that_does_not_pay_for_the_first_step_is_told(method: str) -> N
     x, y = samples(8, (6,), 20)
     y[2:] = model(x).argmax(1)[2:]
     right = int((model(x).argmax(1) == y).sum())
-    many = {"topk": 19} if method in ("auto", "boundary-search", "deepfool", "fab") else {}
+    many: dict[str, Any] = (
+        {"topk": 19} if method in ("auto", "boundary-search", "deepfool", "fab") else {}
+    )
     with pytest.warns(
         ws.ModelWarning,
         match=f"{right} of {right} samples were not searched: passes is 2, .* give at least ",

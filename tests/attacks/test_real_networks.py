@@ -104,8 +104,8 @@ def test_batch_size_and_order_do_not_matter(zoo, norm) -> None:
         far = ((other - base).abs() > 1e-4 * base).sum()  # inf - inf is nan, and nan is not far
         assert far <= 2, "only a sample whose walk passes within rounding of a tie may differ"
         assert torch.equal(torch.isinf(other), torch.isinf(base))
-    for other in accuracies[1:]:
-        assert other == pytest.approx(accuracies[0], abs=2e-3)
+    for shares in accuracies[1:]:
+        assert shares == pytest.approx(accuracies[0], abs=2e-3)
 
 
 @pytest.mark.slow_cases("*-1.0", "*-2.0", "cifar_*")

@@ -4,6 +4,7 @@ broken parts.
 
 import functools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -544,7 +545,7 @@ def test_a_black_box() -> None:
 @pytest.mark.parametrize(
     "options", [{"queries": 0}, {"restarts": 0}, {"share": 0.0}, {"share": 1.5}]
 )
-def test_bad_options(options: dict) -> None:
+def test_bad_options(options: dict[str, Any]) -> None:
     x = samples(3, (2, 4, 4), 3)[0]
     zeros = torch.zeros(3, dtype=torch.int64)
     with pytest.raises(InputError, match=next(iter(options))):

@@ -4,6 +4,7 @@ on purpose.
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -269,6 +270,6 @@ def test_the_example_in_contributing_conforms() -> None:
     from pathlib import Path
 
     text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
-    scope: dict = {}
+    scope: dict[str, Any] = {}
     exec(text.split("```python")[1].split("```")[0], scope)
     check_attack(scope["one_step"], norms=(2.0,), classes=(2,), domains=(None,))

@@ -228,7 +228,9 @@ def limited_worst(norm: float, order: float, loss: str) -> Callable[[float], obj
     return lambda seconds: ws.worst_case(CELLS, x, y, threat, loss, time_limit=seconds)
 
 
-def limited_loss(name: str, graph: Graph, domain: tuple[float, float] | None) -> Callable:
+def limited_loss(
+    name: str, graph: Graph, domain: tuple[float, float] | None
+) -> Callable[[float], object]:
     x, y = data(graph, 20)
     certify = getattr(ws, name)
     return lambda seconds: certify(graph, x, y, 2, domain=domain, time_limit=seconds)

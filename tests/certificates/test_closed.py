@@ -26,7 +26,9 @@ def test_exact_radii_and_their_flips_close_the_sandwich(norm: float) -> None:
     flips = ws.nearest(model, x, y, norm=norm, passes=60)
     radii = ws.radii(model, x, y, norm=norm, method="exact", upper=flips.distances)
     assert radii.exact.all() and radii.method == "exact"
-    both = flips.merge(radii.flips(model, x, y))
+    own = radii.flips(model, x, y)
+    assert own is not None
+    both = flips.merge(own)
     assert (radii.values <= both.distances).all()
     for order in (1, 2, math.inf):
         curve = ws.risk_curve(both, radii, order)

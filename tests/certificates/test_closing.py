@@ -335,7 +335,9 @@ def test_the_candidate_of_a_proof_is_in_the_ball() -> None:
 def test_the_second_device() -> None:
     model, x, y = small()
     threat = ws.Threat("inf", 1, 0.03)
-    found, _ = there(lambda *given: ws.sandwich(*given, threat, effort=0.0167), model, x[:2], y[:2])
+    found, _ = there(
+        lambda m, a, b: ws.sandwich(m, a, b, threat, effort=0.0167), model, x[:2], y[:2]
+    )
     here = ws.sandwich(model, x[:2], y[:2], threat, effort=0.0167)
     assert torch.equal(found.radii.values, here.radii.values)
     assert torch.equal(found.flips.distances, here.flips.distances)
@@ -351,7 +353,7 @@ def test_the_second_device() -> None:
         ("effort", -1, "effort is -1"),
     ],
 )
-def test_bad_arguments(word: str, value: float, match: str) -> None:
+def test_bad_arguments(word: str, value: Any, match: str) -> None:
     model, x, y = small()
     with pytest.raises(ws.InputError, match=match):
         ws.sandwich(model, x, y, ws.Threat("inf", 1, 0.03), **{word: value})
@@ -364,7 +366,7 @@ def test_an_evaluation_closes_to_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     began: list[ws.Flips] = []
     closing = module.sandwich
 
-    def spy(*given: object, **more: object) -> Sandwich:
+    def spy(*given: Any, **more: Any) -> Sandwich:
         began.append(more["flips"])
         return closing(*given, **more)
 

@@ -580,7 +580,7 @@ def test_five_hundred_networks(part: int) -> None:
 
 def real(zoo: ModuleType, name: str) -> tuple[nn.Module, Tensor]:
     """A real network in float64 and its first image."""
-    path = Path(zoo.__file__).parent / "models" / f"{name}.onnx"
+    path = Path(str(zoo.__file__)).parent / "models" / f"{name}.onnx"
     if path.exists():
         model = ws.zoo.load_onnx(path, mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
     else:

@@ -44,8 +44,8 @@ def some(n: int, seed: int) -> list[list[int]]:
 
 def radius(graph: Graph, x: Tensor, y: Tensor, norm: float, domain: Box, method: str) -> float:
     """The radius of one sample."""
-    options = {"arithmetic": "exact", "effort": 0.1}
-    return float(ws.radii(graph, x, y, norm, domain, method, **options).values)
+    found = ws.radii(graph, x, y, norm, domain, method, arithmetic="exact", effort=0.1)
+    return float(found.values)
 
 
 def inside(x: Tensor, domain: Box, norm: float, radius: float, count: int, seed: int) -> Tensor:
@@ -150,7 +150,7 @@ def test_slope_cones_know_no_direction_of_a_held_input() -> None:
     graph = read(Steps(), (2,), smooth=True)
     low, high = torch.tensor([[-5.0, 0.0], [5.0, 0.0]], dtype=DOUBLE)
     x, one = torch.zeros(1, 2, dtype=DOUBLE), torch.ones(1, dtype=DOUBLE)
-    balls = Balls.make(x, one, 2.0, (low, high))  # type: ignore[arg-type]
+    balls = Balls.make(x, one, 2.0, (low, high))
     sweep = Sweep(graph, balls).run()
     (read_by,) = [node.inputs[0] for node in graph.nodes if isinstance(node.op, Smooth)]
     assert float(sweep.spans[read_by][1]) >= 2
@@ -165,7 +165,7 @@ def test_slope_cones_know_no_direction_of_a_held_input() -> None:
 def test_the_direction_of_a_held_input_is_in_no_factor(method: str) -> None:
     """At (1, 0) the slope is 1.7616; a bound that knew the direction (1, 1) only said 1.6929."""
     low, high = torch.tensor([[-5.0, 0.0], [5.0, 0.0]], dtype=DOUBLE)
-    ball = Ball(torch.zeros(2, dtype=DOUBLE), 1.0, 2, (low, high))  # type: ignore[arg-type]
+    ball = Ball(torch.zeros(2, dtype=DOUBLE), 1.0, 2, (low, high))
     slope = 2 * torch.tensor(2.0, dtype=DOUBLE).sigmoid()
     found = ws.lipschitz(Steps(), 1, ball, method=method, nodes=20)
     assert found.lower <= float(slope) * (1 + 1e-12) <= found.upper * (1 + 1e-11)

@@ -16,6 +16,7 @@ import wassail as ws
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.prove import radius_search
+from wassail.certificates.prove.record import Verdicts
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margins
 
@@ -24,7 +25,7 @@ SIZE = 64  # numbers of a sample
 Call = Callable[[Graph, Tensor, Tensor], object]
 
 
-def verified(graph: Graph, x: Tensor, y: Tensor) -> Tensor:
+def verified(graph: Graph, x: Tensor, y: Tensor) -> Verdicts:
     return ws.verify(graph, x, y, ws.Threat(math.inf, math.inf, 0.01, BOX), "crown", batch_size=8)
 
 

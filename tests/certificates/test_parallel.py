@@ -202,7 +202,7 @@ def test_whoever_dies_the_bracket_holds() -> None:
             2,
             2,
             workers=Here(3, lambda call, dice=dice: call > 1 and dice.random() < 0.3),
-        )  # type: ignore[misc]
+        )
         assert found.lower <= value.upper and value.lower <= found.upper
         assert found.complete == (found.upper - found.lower <= 1e-9 * found.upper)
         check(net, region, found, 2)

@@ -116,7 +116,7 @@ def test_norms_of_sums_and_concatenations(mode: str) -> None:
     length = sum(Fraction(v) ** 2 for v in values)
     with rounded(mode):
         added, joined = (
-            norms._combined(Graph(()), 0, map_, values, 2.0)  # type: ignore[arg-type]
+            norms._combined(Graph(()), 0, map_, values, 2.0)
             for map_ in (Sum(50), Concat(1, (1,) * 50))
         )
     assert Fraction(added) >= total and Fraction(joined) ** 2 >= length
@@ -272,7 +272,7 @@ def curve(
     """A curve of one sample with one radius, 1/3: no network behind it."""
     one = torch.zeros(1, 1, dtype=DOUBLE)
     none = torch.zeros(0, dtype=torch.int64)
-    row = [torch.tensor([v], dtype=DOUBLE) for v in (ceiling, left, rise)]
+    tops, starts, steps = (torch.tensor([v], dtype=DOUBLE) for v in (ceiling, left, rise))
     value = torch.tensor([start], dtype=DOUBLE)
     return LossCurve(
         one,
@@ -291,7 +291,9 @@ def curve(
         none,
         value,
         torch.tensor([1 / 3], dtype=DOUBLE),
-        *row,
+        tops,
+        starts,
+        steps,
         slope,
     )
 
@@ -628,7 +630,7 @@ def test_lines_between_two_radii(mode: str, monkeypatch: pytest.MonkeyPatch) -> 
     graph = perceptron([uniform(2, 1, seed=64)], [torch.zeros(2, dtype=DOUBLE)])
     with rounded(mode):
         given = (graph, inputs.x, y, before, radius, INF, None, 0)
-        _, near, line = ends_of(*given)  # type: ignore[arg-type]
+        _, near, line = ends_of(*given)
     ratio = np.longdouble(radius) / np.longdouble(before)
     assert (long(near) <= long(base) - long(rho))[:, 1].all()
     assert (long(line) <= long(base) - long(rho) * ratio * (1 - np.longdouble(2) ** -60))[
@@ -654,7 +656,7 @@ def test_lines_between_two_radii(mode: str, monkeypatch: pytest.MonkeyPatch) -> 
             None,
             0,
             1.0,
-            lambda share: None,  # type: ignore[arg-type]
+            lambda share: None,
         )
     for t in (1, 2):  # from the first radius to the second, and from the tiny one to the first
         end = long(left)[:, t] + long(rise)[:, t] * (long(grid)[t] - long(grid)[t - 1])
@@ -682,7 +684,7 @@ def test_losses_at_samples_that_the_clock_leaves_no_time_for(
     for lift in (0.1 + uniform(5, seed=71)).tolist():
         given = (graph, x, y, [0.1], INF, "margin", None, 0, lift, lambda share: None)
         with rounded(mode):
-            (start, *_), slope, cut = loss_curve._above(*given)  # type: ignore[arg-type]
+            (start, *_), slope, cut = loss_curve._above(*given)
         assert slope == INF and cut
         for value, found in zip(known.tolist(), start.tolist()):
             loss = Fraction(value) + Fraction(lift)

@@ -42,7 +42,7 @@ def network(seed: int) -> tuple[nn.Sequential, torch.Generator]:
 def violations(seed: int) -> list[str]:
     model, generator = network(seed)
     norm = NORMS[seed % 3]
-    graph = read(model, (model[0].in_features,))
+    graph = read(model, (next(model.parameters()).shape[1],))
     x = torch.rand(4, graph.inputs, dtype=torch.float64, generator=generator)
     y = torch.arange(4) % graph.outputs
     labels = sorted(set(y.tolist()))

@@ -108,8 +108,8 @@ def check_losses(case: Case) -> None:
             assert float(clean.mean()) + gain <= high * (1 + 1e-9) + 1e-12 and low <= high
     for order in ORDERS:
         one = curve.of_order(order)
-        found = one.witness(0.1)
-        assert found.verify(case.net) and found.info["loss"] <= one(0.1)[1]
+        witness = one.witness(0.1)
+        assert witness.verify(case.net) and witness.info["loss"] <= one(0.1)[1]
 
 
 def check(seed: int) -> None:

@@ -28,7 +28,7 @@ def test_one_version_everywhere() -> None:
     """Between releases the package is the next one's `.dev0`, and what cites it the last one."""
     version = PROJECT["version"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert re.search(r'set version = "(.*)"', CONDA)[1] == version  # type: ignore[index]
+    assert re.search(r'set version = "(.*)"', CONDA)[1] == version
     changes = (ROOT / "CHANGELOG.md").read_text()
     titles = re.findall(r"^## (.*)$", changes, re.M)
     dated = [title for title in titles if title != "Unreleased"]
@@ -139,7 +139,7 @@ def test_hooks_and_forms_are_read() -> None:
 def test_addresses_are_those_of_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     place = "hatchling.metadata.plugin.interface"  # there only while packages are built
     stub = ModuleType(place)
-    stub.MetadataHookInterface = object  # type: ignore[attr-defined]
+    stub.MetadataHookInterface = object
     monkeypatch.setitem(sys.modules, place, stub)
     hook = script("project_urls")
     assert hook.addresses("", "") == {}

@@ -21,11 +21,11 @@ import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import wassail as ws
 from wassail import progress
@@ -45,6 +45,7 @@ from wassail.evaluation.tasks.radii import Certify, Close
 from wassail.evaluation.tasks.task import Place
 from wassail.evaluation.work import Handed, Local, Worker
 
+Digits = tuple[nn.Module, tuple[Tensor, Tensor]]
 THREATS = [ws.Threat("inf", p, "0.05") for p in (1, "inf")]
 ATTACKS = {"wda++": {}, "nearest": {"passes": 20}, "w-pgd": {"steps": 5}, "apgd-ce": {"steps": 5}}
 needs_ray = pytest.mark.skipif(
@@ -73,7 +74,7 @@ def digits():
 
 
 @pytest.fixture(scope="module")
-def alone(digits, tmp_path_factory):
+def alone(digits: Digits, tmp_path_factory):
     """The run in one process, and its files."""
     torch.set_num_threads(1)
     out = tmp_path_factory.mktemp("alone") / "run"
@@ -81,7 +82,7 @@ def alone(digits, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def plain(digits, tmp_path_factory):
+def plain(digits: Digits, tmp_path_factory):
     """The same without radii."""
     torch.set_num_threads(1)
     out = tmp_path_factory.mktemp("plain") / "run"
@@ -153,7 +154,7 @@ class Fake:
         self.deaths = 0
         self.hired = 0
         self.killed = 0
-        self.ended = {}  # by folder: when its last task was done
+        self.ended: dict[str, float] = {}  # by folder: when its last task was done
 
     def remote(self, **options):
         assert options["max_restarts"] == -1 == options["max_task_retries"]
@@ -218,7 +219,7 @@ class Fake:
         raise error
 
 
-NOTHING = (torch.zeros(0, 1, 8, 8), torch.zeros(0).long(), [])
+NOTHING: tuple[Tensor, Tensor, list[str]] = (torch.zeros(0, 1, 8, 8), torch.zeros(0).long(), [])
 
 
 @pytest.fixture
@@ -227,7 +228,7 @@ def office(monkeypatch):
     monkeypatch.setattr(runner_module, "packed", lambda worker: worker)
 
     def make(fate, workers=3, seed=0, spread=0.5, **options):
-        runner = Ray(workers=workers, **options)
+        runner: Any = Ray(workers=workers, **options)
         runner.fake = Fake(fate, seed, spread)
         clock = SimpleNamespace(monotonic=lambda: runner.fake.now)
         monkeypatch.setattr(runner_module, "time", clock)
@@ -242,7 +243,9 @@ def lives(task) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_results_in_any_order_are_the_same_files(workers, alone, digits, office, tmp_path) -> None:
+def test_results_in_any_order_are_the_same_files(
+    workers, alone, digits: Digits, office, tmp_path
+) -> None:
     again = evaluate(
         *digits, tmp_path / "run", office(lives, workers, seed=workers), certify="crown"
     )
@@ -252,7 +255,7 @@ def test_results_in_any_order_are_the_same_files(workers, alone, digits, office,
     )
 
 
-def test_who_dies_once_changes_nothing(plain, digits, office, tmp_path) -> None:
+def test_who_dies_once_changes_nothing(plain, digits: Digits, office, tmp_path) -> None:
     """Every chunk of every kind kills its first worker."""
     seen = set()
 
@@ -276,7 +279,7 @@ def deadly(*samples, kinds=object, error=Died):
 
 
 def test_a_sample_that_kills_every_worker_is_named_and_the_rest_is_whole(
-    alone, digits, office, tmp_path, caplog
+    alone, digits: Digits, office, tmp_path, caplog
 ) -> None:
     once, files = alone
     runner = office(deadly(9))
@@ -326,7 +329,7 @@ def test_a_sample_that_kills_every_worker_is_named_and_the_rest_is_whole(
     assert runner.fake.deaths == 7 and runner.fake.hired == 3
 
 
-def test_a_sample_that_hangs_costs_its_worker(digits, office, tmp_path) -> None:
+def test_a_sample_that_hangs_costs_its_worker(digits: Digits, office, tmp_path) -> None:
     runner = office(deadly(9, kinds=Attack, error=Hung), timeout=20)
     run = ws.evaluate(
         *digits, THREATS, ("wda++",), out=tmp_path / "run", chunk=7, look=False, runner=runner
@@ -338,7 +341,9 @@ def test_a_sample_that_hangs_costs_its_worker(digits, office, tmp_path) -> None:
     assert runner.fake.killed == 7
 
 
-def test_a_flip_that_nobody_lived_to_look_at_again_does_not_count(digits, office, tmp_path) -> None:
+def test_a_flip_that_nobody_lived_to_look_at_again_does_not_count(
+    digits: Digits, office, tmp_path
+) -> None:
     model, (x, y) = digits
     y = y.clone()
     y[5] = (model(x[5:6]).argmax() + 1) % 10  # wrong as it is
@@ -351,7 +356,9 @@ def test_a_flip_that_nobody_lived_to_look_at_again_does_not_count(digits, office
     assert torch.isfinite(Store.open(tmp_path / "run").get("attack@wda++", 1)[0]["distances"]).all()
 
 
-def test_many_deaths_are_no_reason_to_stop_while_something_gets_done(digits, office) -> None:
+def test_many_deaths_are_no_reason_to_stop_while_something_gets_done(
+    digits: Digits, office
+) -> None:
     seen = set()
 
     def once(task) -> None:
@@ -368,7 +375,7 @@ def test_many_deaths_are_no_reason_to_stop_while_something_gets_done(digits, off
     )
 
 
-def test_a_chunk_is_cut_only_as_far_as_it_must(digits, office, tmp_path) -> None:
+def test_a_chunk_is_cut_only_as_far_as_it_must(digits: Digits, office, tmp_path) -> None:
     """Too much memory for seven samples at once, enough for four: nothing is lost."""
 
     def fate(task) -> None:
@@ -388,7 +395,9 @@ def test_a_chunk_is_cut_only_as_far_as_it_must(digits, office, tmp_path) -> None
     assert torch.equal(again.distances, run.distances)
 
 
-def test_what_cannot_be_cut_is_given_up_and_has_no_row(plain, digits, office, tmp_path) -> None:
+def test_what_cannot_be_cut_is_given_up_and_has_no_row(
+    plain, digits: Digits, office, tmp_path
+) -> None:
     def fate(task) -> None:
         if isinstance(task, (Checks, Convergence)) or (
             isinstance(task, Attack) and task.unit.whole
@@ -403,7 +412,9 @@ def test_what_cannot_be_cut_is_given_up_and_has_no_row(plain, digits, office, tm
     assert run.best[0].accuracy == pytest.approx(plain[0].best[0].accuracy, abs=0.02)
 
 
-def test_a_bracket_that_kills_its_worker_certifies_nothing(digits, office, tmp_path) -> None:
+def test_a_bracket_that_kills_its_worker_certifies_nothing(
+    digits: Digits, office, tmp_path
+) -> None:
     """It is one task of all samples: it has no pieces."""
     model, (x, y) = digits
     runner = office(deadly(0, kinds=Close))
@@ -417,7 +428,7 @@ def test_a_bracket_that_kills_its_worker_certifies_nothing(digits, office, tmp_p
 
 
 def test_memory_that_runs_out_without_a_death_is_treated_alike(
-    digits, office, tmp_path, monkeypatch
+    digits: Digits, office, tmp_path, monkeypatch
 ) -> None:
     runner = office(lives)
     real = Worker.run
@@ -435,14 +446,16 @@ def test_memory_that_runs_out_without_a_death_is_treated_alike(
     assert fields[pieces.PIECES] == [3, 4] and runner.fake.deaths == 0
 
 
-def test_when_everybody_dies_the_run_stops_with_a_sentence(digits, office, tmp_path) -> None:
+def test_when_everybody_dies_the_run_stops_with_a_sentence(
+    digits: Digits, office, tmp_path
+) -> None:
     runner = office(deadly(*range(24)), workers=1)
     with pytest.raises(InputError, match=r"14 tasks in a row failed, .* killed its worker: give"):
         evaluate(*digits, tmp_path / "run", runner)
     assert runner.fake.killed == 1 and not runner._actors
 
 
-def test_an_error_in_a_worker_is_the_error_here(digits, office, tmp_path) -> None:
+def test_an_error_in_a_worker_is_the_error_here(digits: Digits, office, tmp_path) -> None:
     model, (x, y) = digits
     with pytest.raises(
         InputError, match=r"samples 0 to 6 of .*: the samples range over .* divide them by 255"
@@ -450,7 +463,7 @@ def test_an_error_in_a_worker_is_the_error_here(digits, office, tmp_path) -> Non
         evaluate(model, (x * 255, y), tmp_path / "run", office(lives, workers=1))
 
 
-def test_tasks_are_made_when_a_worker_is_free_for_them(digits, office) -> None:
+def test_tasks_are_made_when_a_worker_is_free_for_them(digits: Digits, office) -> None:
     made = []
     done = 0
     most = 0
@@ -468,7 +481,7 @@ def test_tasks_are_made_when_a_worker_is_free_for_them(digits, office) -> None:
 
 
 def test_the_time_left_counts_the_tasks_of_all_workers(
-    digits, office, tmp_path, monkeypatch, capsys
+    digits: Digits, office, tmp_path, monkeypatch, capsys
 ) -> None:
     """Not the start of the workers, nor a first result while all others are nearly done."""
     runner = office(lives, workers=4, spread=0.1)
@@ -485,14 +498,21 @@ def test_the_time_left_counts_the_tasks_of_all_workers(
     assert told > 5
 
 
-def test_a_time_limit_counts_for_every_worker_and_for_no_more(digits, office, tmp_path) -> None:
-    limits = {}
+def test_a_time_limit_counts_for_every_worker_and_for_no_more(
+    digits: Digits, office, tmp_path
+) -> None:
+    limits: dict[int, Any] = {}
 
     def note(task) -> None:
         if isinstance(task, Certify):
             limits[task.place.chunk] = task.limit
 
-    options = {"chunk": 7, "certify": "crown", "time_limit": 1000, "look": False}
+    options: dict[str, Any] = {
+        "chunk": 7,
+        "certify": "crown",
+        "time_limit": 1000,
+        "look": False,
+    }
     ws.evaluate(
         *digits,
         THREATS,
@@ -510,7 +530,7 @@ def test_a_time_limit_counts_for_every_worker_and_for_no_more(digits, office, tm
     )  # the last is made while none of the others is done
 
 
-def _parts(digits):
+def _parts(digits: Digits):
     from wassail.evaluation.settings import Settings
     from wassail.zoo.datasets import open_data
 
@@ -519,7 +539,7 @@ def _parts(digits):
     return model, open_data(data), settings, torch.full((24,), 1 / 24, dtype=torch.float64)
 
 
-def test_pieces_joined_are_the_whole(digits) -> None:
+def test_pieces_joined_are_the_whole(digits: Digits) -> None:
     """A task cut anywhere and joined again: the same tensors where the batch does not matter,
     the same fields.
     """
@@ -538,9 +558,9 @@ def test_pieces_joined_are_the_whole(digits) -> None:
         )
     # with a flip in places: the index counts from the beginning of the chunk
     unit = worker.settings.units[0]
-    task = Attack(Place(unit.key, 0, 0, 7), unit)
-    whole = worker.run(task)
-    parts = [(part, worker.run(part)) for part in (task.cut(0, 3), task.cut(3, 7))]
+    attack = Attack(Place(unit.key, 0, 0, 7), unit)
+    whole = worker.run(attack)
+    parts = [(part, worker.run(part)) for part in (attack.cut(0, 3), attack.cut(3, 7))]
     tensors, _ = pieces.join(parts)
     assert torch.equal(tensors["index"], whole[0]["index"]) and len(tensors["index"]) > 4
     assert torch.allclose(tensors["points"], whole[0]["points"], atol=0.05)
@@ -553,12 +573,15 @@ def test_pieces_joined_are_the_whole(digits) -> None:
 
 
 def test_what_is_wrong_with_the_options_is_said() -> None:
-    for options in ({"workers": 0}, {"gpus": -1}, {"threads": 0}, {"timeout": 0}):
+    bad: list[dict[str, Any]] = [{"workers": 0}, {"gpus": -1}, {"threads": 0}, {"timeout": 0}]
+    for options in bad:
         with pytest.raises(InputError, match=next(iter(options))):
             Ray(**options)
 
 
-def test_without_ray_one_sentence_says_what_to_install(digits, tmp_path, monkeypatch) -> None:
+def test_without_ray_one_sentence_says_what_to_install(
+    digits: Digits, tmp_path, monkeypatch
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"needs the package ray .*pip install \"wassail\[ray\]\""):
         evaluate(*digits, tmp_path / "run", Ray(workers=1))
@@ -642,7 +665,7 @@ LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFF
 
 @needs_ray
 @pytest.mark.slow
-def test_on_a_real_cluster(alone, plain, digits, tmp_path) -> None:
+def test_on_a_real_cluster(alone, plain, digits: Digits, tmp_path) -> None:
     """One cluster for all of it: the same files, resumed both ways, a worker killed, no port
     but on loopback.
     """
@@ -699,7 +722,7 @@ def link():
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
-def test_real_workers_write_the_same_files(workers, link, alone, digits, tmp_path) -> None:
+def test_real_workers_write_the_same_files(workers, link, alone, digits: Digits, tmp_path) -> None:
     with Ray(workers=workers) as runner:
         evaluate(*digits, tmp_path / "run", runner, certify="crown")
     assert tree(tmp_path / "run") == alone[1]
@@ -707,7 +730,7 @@ def test_real_workers_write_the_same_files(workers, link, alone, digits, tmp_pat
 
 @needs_ray
 @pytest.mark.slow
-def test_a_real_error_is_the_error_here(link, digits, tmp_path) -> None:
+def test_a_real_error_is_the_error_here(link, digits: Digits, tmp_path) -> None:
     model, (x, y) = digits
     with Ray(workers=1) as runner:
         with pytest.raises(InputError, match=r"samples 0 to 6 of .*: the samples range over"):
@@ -741,7 +764,7 @@ class Broken(Trap):
 
 @needs_ray
 @pytest.mark.slow
-def test_a_real_worker_that_is_stopped(link, digits, tmp_path) -> None:
+def test_a_real_worker_that_is_stopped(link, digits: Digits, tmp_path) -> None:
     """A stopped process answers nobody, not even ray."""
     model, (x, y) = digits
     data = (x.repeat(4, 1, 1, 1), y.repeat(4))
@@ -763,7 +786,7 @@ def test_a_real_worker_that_is_stopped(link, digits, tmp_path) -> None:
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.parametrize("hang", [False, True])
-def test_a_real_sample_that_kills_or_hangs(hang, link, digits, tmp_path) -> None:
+def test_a_real_sample_that_kills_or_hangs(hang, link, digits: Digits, tmp_path) -> None:
     model, (x, y) = digits
     with Ray(workers=2, timeout=15 if hang else None) as runner:
         run = ws.evaluate(
@@ -781,7 +804,9 @@ def test_a_real_sample_that_kills_or_hangs(hang, link, digits, tmp_path) -> None
 
 @needs_ray
 @pytest.mark.slow
-def test_real_workers_killed_after_every_few_tasks(link, digits, tmp_path, monkeypatch) -> None:
+def test_real_workers_killed_after_every_few_tasks(
+    link, digits: Digits, tmp_path, monkeypatch
+) -> None:
     """No task is killed at each of its tries: that would cut it, and cut chunks round otherwise."""
     model, (x, y) = digits
     data = (x.repeat(10, 1, 1, 1), y.repeat(10))
@@ -826,7 +851,9 @@ def test_real_workers_killed_after_every_few_tasks(link, digits, tmp_path, monke
 
 @needs_ray
 @pytest.mark.slow
-def test_another_chunk_size_changes_nothing_but_rounding(link, plain, digits, tmp_path) -> None:
+def test_another_chunk_size_changes_nothing_but_rounding(
+    link, plain, digits: Digits, tmp_path
+) -> None:
     with Ray(workers=2) as runner:
         other = evaluate(*digits, tmp_path / "run", runner, chunk=5)
     assert torch.allclose(other.distances, plain[0].distances, rtol=1e-3)
@@ -840,7 +867,7 @@ def test_another_chunk_size_changes_nothing_but_rounding(link, plain, digits, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_driver_that_is_killed_leaves_nothing_behind_and_is_resumed(
-    sent, plain, digits, tmp_path
+    sent, plain, digits: Digits, tmp_path
 ) -> None:
     script = textwrap.dedent("""
         import signal, sys, torch
@@ -914,7 +941,7 @@ def running(pid: int) -> bool:
 
 @needs_ray
 @pytest.mark.slow
-def test_models_and_data_of_every_kind_travel(link, digits, tmp_path) -> None:
+def test_models_and_data_of_every_kind_travel(link, digits: Digits, tmp_path) -> None:
     """A plain function, an exported program, an ONNX file; arrays, a mapped file, a folder of
     images.
     """
@@ -933,7 +960,7 @@ def test_models_and_data_of_every_kind_travel(link, digits, tmp_path) -> None:
     )
     large = x.repeat(600, 1, 1, 1), y.repeat(600)  # too large to be sent as a whole
     names = [str(k) for k in range(10)]
-    cases = [
+    cases: list[tuple[Any, Any]] = [
         (lambda batch: model(batch), (x, y)),
         (ws.zoo.open_model(str(tmp_path / "model.pt2"), trust=True), str(tmp_path / "digits.npz")),
         (model, ws.zoo.open_data(large, n=24)),
@@ -987,7 +1014,7 @@ def test_targets_travel(tmp_path, monkeypatch) -> None:
 
 @needs_ray
 @pytest.mark.slow
-def test_a_node_that_is_lost_takes_nothing_with_it(digits, tmp_path) -> None:
+def test_a_node_that_is_lost_takes_nothing_with_it(digits: Digits, tmp_path) -> None:
     """Two nodes on this machine, one of them killed with all its processes while it works."""
     script = textwrap.dedent("""
         import sys, threading, time, torch

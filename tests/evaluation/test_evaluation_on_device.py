@@ -57,7 +57,7 @@ def test_evaluations_and_their_files(way, data, tmp_path):
         )
 
     here = call(tmp_path / "here")(*data)
-    found, second = there(call(tmp_path / "there"), *data, way, float64=way != "labels here")
+    found, second = there(call(tmp_path / "there"), *data, way=way, float64=way != "labels here")
     assert differences(here, found) == []
     assert not second.draws
     assert len(stored(tmp_path / "here")) > 10
@@ -174,7 +174,7 @@ def test_indicators(data):
         )
 
     for way in WAYS[:2]:
-        assert differences(call(*data), there(call, *data, way)[0]) == []
+        assert differences(call(*data), there(call, *data, way=way)[0]) == []
 
 
 def test_the_command_line_takes_a_device(tmp_path):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -130,7 +131,7 @@ def test_every_field_is_in_one_of_two_lists(made: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(made, tmp_path / "run"))
     (folder / "notes.txt").write_text("x")
 
-    def more(config: dict, kept: dict) -> None:
+    def more(config: dict[str, Any], kept: dict[str, Any]) -> None:
         config["new"] = 1
         config["data"]["newer"] = 2
 
@@ -163,7 +164,7 @@ def test_a_sign_off_looks_again_at_what_was_stored(
     require = ["--require", "accuracy>=0.9 at eps 0.05 proved", "--resume", "--json"]
     assert main(words.split()) == 0
 
-    def edit(unit: str, tensors: dict, fields: dict) -> None:
+    def edit(unit: str, tensors: dict[str, Any], fields: dict[str, Any]) -> None:
         if unit.startswith("radii@"):
             tensors["values"] = torch.where(tensors["values"] > 0, 0.2, 0.0).double()
         if "distances" in tensors:

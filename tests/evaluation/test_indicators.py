@@ -350,9 +350,11 @@ def test_a_saturated_network_is_seen_through() -> None:
 @pytest.mark.parametrize("norm", [2, INF])
 def test_honest_networks_do_not(zoo: ModuleType, norm: float) -> None:
     adv = _whole(ws.zoo.load("digits-cnn-adv"), X[:FEW], Y[:FEW], norm, 0.1 if norm == INF else 0.4)
+    x, y = zoo.images("cifar10", 20)
     real = _whole(
         zoo.load("cifar_cnn_a_adv")[0],
-        *zoo.images("cifar10", 20),
+        x,
+        y,
         norm,
         2 / 255 if norm == INF else 0.25,
     )

@@ -160,7 +160,7 @@ class Stops(Local):
     def __init__(self, after: int) -> None:
         self.left = after
 
-    def run(self, worker, tasks, tick):  # type: ignore[no-untyped-def]
+    def run(self, worker, tasks, tick):
         for result in super().run(worker, tasks, tick):
             yield result
             self.left -= 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,7 +173,7 @@ def test_stored_landmarks_are_marks_on_both_curves(tmp_path) -> None:
     model = ws.zoo.load("digits-mlp-adv")
     x, y = (part[:12] for part in ws.zoo.data("digits"))
     threat = ws.Threat("inf", 1, "0.05")
-    options = {"passes": 10, "look": False, "certify": "crown"}
+    options: dict[str, Any] = {"passes": 10, "look": False, "certify": "crown"}
     plain = ws.evaluate(model, (x, y), threat, ("nearest",), **options)
     assert plain.landmarks == () and 'class="landmark"' not in report(plain)
     run = ws.evaluate(
@@ -210,7 +211,12 @@ def test_landmarks_that_somebody_changed_are_refused(tmp_path, change, words: st
     x, _ = samples(10, (4,), 3)
     y = model(x).argmax(1)
     threat = ws.Threat("inf", 1, "0.05")
-    options = {"passes": 5, "look": False, "certify": "crown", "landmarks": "spread-1"}
+    options: dict[str, Any] = {
+        "passes": 5,
+        "look": False,
+        "certify": "crown",
+        "landmarks": "spread-1",
+    }
     ws.evaluate(model, (x, y), threat, ("nearest",), out=tmp_path, **options)
     path = tmp_path / "results" / "landmarks.json"
     (entry,) = json.loads(path.read_text())

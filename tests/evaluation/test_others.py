@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -171,7 +172,7 @@ def test_a_run_without_groups_cannot_answer_for_them(run: ws.Evaluation) -> None
 def test_threats_may_say_it_themselves() -> None:
     x, y = ws.zoo.data("digits")
     model = ws.zoo.load("digits-mlp")
-    options = {"passes": 5, "look": False}
+    options: dict[str, Any] = {"passes": 5, "look": False}
     threat = ws.Threat(INF, 1, 0.05, label_cost=0.2)
     found = ws.evaluate(model, (x[:4], y[:4]), threat, ["nearest"], **options)
     assert found.others["label_cost"] == 0.2 and found.threat == ws.Threat(INF, 1, 0.05)

@@ -28,7 +28,7 @@ class Clocked(Local):
         self.clock = clock
         self.start = start
         self.left = most
-        self.ended = {}  # by folder: when its last task was done
+        self.ended: dict[str, float] = {}  # by folder: when its last task was done
 
     def run(self, worker, tasks, tick):
         for task in tasks:
@@ -94,7 +94,7 @@ def test_a_resumed_run_counts_what_is_left(clock, capsys, tmp_path) -> None:
     """Nothing is at 100 % before it is done, and what was done needs no time."""
     with pytest.raises(KeyboardInterrupt):
         evaluate(tmp_path / "run", Clocked(clock, most=29))
-    seen = []
+    seen: list[float] = []
     runner = Clocked(clock)
     evaluate(tmp_path / "run", runner, resume=True, progress=seen.append)
     assert seen == sorted(seen) and seen[-1] == 1.0 and seen.count(1.0) == 1

@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -277,7 +278,8 @@ def test_choices_are_arguments_of_evaluate_with_its_defaults() -> None:
 def test_the_final_look_finds_what_is_wrong(digits) -> None:
     model, x, y = digits
     settings = Settings((THREATS[0],), {}, chunk=10)
-    worker = work.Worker(model, None, settings, torch.ones(1))
+    unread: Any = None
+    worker = work.Worker(model, unread, settings, torch.ones(1))
     flips = ws.nearest(model, x, y, "inf", passes=20)
     use = flips.success & (flips.distances > 0)
     x = x[use]
@@ -342,7 +344,7 @@ def test_files_that_contradict_each_other_are_refused(case, digits, tmp_path) ->
 
 def test_more_effort_proves_more_and_is_recorded(digits) -> None:
     model, x, y = digits
-    settings = {"certify": "auto", "look": False}
+    settings: dict[str, Any] = {"certify": "auto", "look": False}
     some = (x[:3], y[:3])
     none = ws.evaluate(model, some, THREATS[:1], ("wda++",), effort=0, **settings)
     full = ws.evaluate(model, some, THREATS[:1], ("wda++",), effort=0.2, **settings)
@@ -354,7 +356,12 @@ def test_more_effort_proves_more_and_is_recorded(digits) -> None:
 
 def test_a_finished_run_that_is_damaged_says_so_and_is_mended(digits, tmp_path) -> None:
     model, x, y = digits
-    settings = {"out": tmp_path, "certify": "crown", "chunk": 2, "look": False}
+    settings: dict[str, Any] = {
+        "out": tmp_path,
+        "certify": "crown",
+        "chunk": 2,
+        "look": False,
+    }
     first = ws.evaluate(model, (x[:4], y[:4]), THREATS[:1], ("wda++",), **settings)
     path = tmp_path / "results" / "radii@crown" / "000001.safetensors"
     good = path.read_bytes()
@@ -365,13 +372,15 @@ def test_a_finished_run_that_is_damaged_says_so_and_is_mended(digits, tmp_path) 
             f.name == "unfinished" and "certificates" in f.text for f in hurt.warnings
         )
         again = ws.evaluate(model, (x[:4], y[:4]), THREATS[:1], ("wda++",), resume=True, **settings)
-        assert path.read_bytes() == good and torch.equal(again.radii, first.radii)
+        assert path.read_bytes() == good
+        assert again.radii is not None and first.radii is not None
+        assert torch.equal(again.radii, first.radii)
 
 
 def test_a_dataset_with_other_labels_is_refused(digits, tmp_path) -> None:
     model, x, y = digits
 
-    class Items(torch.utils.data.Dataset):
+    class Items(torch.utils.data.Dataset[Any]):
         def __init__(self, y):
             self.y = y
 

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,11 +68,12 @@ def test_a_seal_covers_all_that_a_claim_rests_on(
     assert not found and "config.json" in str(found)
     (run / "config.json").write_text(text)
     content = json.loads((run / "seal.json").read_text())
-    for change in (
+    changes: list[dict[str, Any]] = [
         {"digest": "0" * 64},
         {"claim": {**content["claim"], "versions": {}}},
         {"claim": []},
-    ):
+    ]
+    for change in changes:
         (run / "seal.json").write_text(json.dumps(content | change))
         assert not check_seal(run)
     for text in ("", "[]", "{}", '{"claim": NaN, "digest": 1, "signature": null}', "[" * 9999):

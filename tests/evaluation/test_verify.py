@@ -158,7 +158,12 @@ def test_exact_radii_a_little_beyond_what_is_true(tmp_path: Path) -> None:
     exact radius is the distance itself.
     """
     run = tmp_path / "exact"
-    settings = {"certify": "auto", "arithmetic": "exact", "passes": 30, "out": run}
+    settings: dict[str, Any] = {
+        "certify": "auto",
+        "arithmetic": "exact",
+        "passes": 30,
+        "out": run,
+    }
     ws.evaluate(network(), samples(), THREATS, ("nearest",), **settings)
 
     def edit(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:

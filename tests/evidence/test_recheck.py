@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def draws(n: int, seed: int) -> tuple[Tensor, Tensor]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> ws.Evaluation:
     torch.set_num_threads(1)
     out = tmp_path_factory.mktemp("made") / "run"
-    kept = {"certify": "crown", "passes": 20, "look": False, "out": out}
+    kept: dict[str, Any] = {"certify": "crown", "passes": 20, "look": False, "out": out}
     return ws.evaluate(network(), draws(60, 3), ws.Threat("inf", 1, 0.03), ("nearest",), **kept)
 
 
@@ -75,7 +76,7 @@ def test_a_contradiction_is_no_answer(run: ws.Evaluation) -> None:
 
 
 def test_it_needs_a_guarantee_and_data_of_one_kind(run: ws.Evaluation, tmp_path: Path) -> None:
-    kept = {"passes": 20, "look": False, "out": tmp_path / "run"}
+    kept: dict[str, Any] = {"passes": 20, "look": False, "out": tmp_path / "run"}
     bare = ws.evaluate(network(), draws(10, 3), ws.Threat("inf", 1, 0.03), ("nearest",), **kept)
     with pytest.raises(InputError, match="proves nothing"):
         recheck(bare, draws(10, 4))

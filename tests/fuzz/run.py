@@ -113,7 +113,7 @@ class Reader:
 
     make: list[Callable[[Path], Path]]
     change: Callable[[Path, Random], None]
-    read: Callable[[Path], None]
+    read: Callable[[Path], object]
     limits: str = ""
     weight: float = 1.0
 
@@ -710,8 +710,18 @@ READERS["parquet"] = (
 
 OWN = "the fuzzer itself"  # the kind of its mistakes
 # What a change raises that does not fit a file; anything else is a mistake of the fuzzer's own.
-UNFIT = (ValueError, KeyError, IndexError, TypeError, OverflowError, OSError, RecursionError)
-UNFIT += (struct.error, zlib.error, zipfile.BadZipFile)
+UNFIT = (
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    OverflowError,
+    OSError,
+    RecursionError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+)
 
 # ---- In a worker
 # --------------------------------------------------------------------------------------------------

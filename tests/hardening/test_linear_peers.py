@@ -80,8 +80,8 @@ def test_training_finds_the_robust_minimum(norm: float) -> None:
         ws.robust_loss(model, *samples(), threat, reach=(1.0, 1e3), steps=1).backward()
         optimizer.step()
         schedule.step()
-    weight = (model[0].weight[1] - model[0].weight[0]).detach()  # type: ignore[index]
-    offset = (model[0].bias[1] - model[0].bias[0]).detach()  # type: ignore[index]
+    weight = (model[0].weight[1] - model[0].weight[0]).detach()
+    offset = (model[0].bias[1] - model[0].bias[0]).detach()
     theta = torch.cat([weight, offset[None]]).numpy()
     assert closed_form(theta, norm) <= least(norm) + 1e-3
     plain = minimize(

@@ -103,7 +103,7 @@ def test_a_ball_is_not_its_box() -> None:
     x = 0.4 + 0.2 * x
     threat = ws.Threat(norm=2, order=math.inf, eps=0.01)
     clean = ws.losses.margin(model(x), y).mean()
-    weight = model[1].weight  # type: ignore[index]
+    weight = model[1].weight
     slope = (weight[0] - weight[1]).norm()
     bound = ws.certified_loss(model, x, y, threat, "margin")
     assert float((bound - clean - 0.01 * slope).detach()) == pytest.approx(0, abs=1e-12)
@@ -115,7 +115,7 @@ def test_gradients_are_finite_differences(which: object) -> None:
     model = perceptron()
     x, y = batch((4,), 3)
     threat = ws.Threat(norm="inf", order=1, eps=0.1)
-    weight = model[1].weight  # type: ignore[index]
+    weight = model[1].weight
     which(model, x, y, threat).backward()
     expected = weight.grad[2, 1].item()
     values = []
@@ -133,7 +133,7 @@ def test_all_gradients_are_finite_differences(model: nn.Module, order: float) ->
     """The price moves with the weights: the sample that gets a part of the budget counts."""
     x, y = batch((4,), 2)
     threat = ws.Threat(norm="inf", order=order, eps=0.1)
-    weight = model[1].weight  # type: ignore[index]
+    weight = model[1].weight
     weight.grad = None
     ws.robust_loss(model, x, y, threat).backward()
     for place in range(weight.numel()):

@@ -38,7 +38,7 @@ def right(model: nn.Module, n: int = 40) -> tuple[Tensor, Tensor]:
 
 def distances_of(model: nn.Module, x: Tensor, y: Tensor, norm: float) -> Tensor:
     """To the boundary of a linear model in all of space."""
-    weight = model[1].weight  # type: ignore[index]
+    weight = model[1].weight
     dual = {1.0: math.inf, 2.0: 2.0, math.inf: 1.0}[norm]
     size = torch.linalg.vector_norm(weight[0] - weight[1], ord=dual)
     return (-ws.losses.margin(model(x), y) / size).clamp(min=0).detach()
@@ -68,7 +68,7 @@ def test_the_balls_of_a_linear_model_add_up_to_the_dual(norm: float, order: floa
         inside = (radii >= found).double().mean(0)
         assert bool((inside >= gains - 1e-12).all())
         assert bool((inside <= gains + 1 / BALLS + 1e-12).all())
-        steep = nn.Sequential(model[0], nn.Linear(4, 2)).double()  # type: ignore[index]
+        steep = nn.Sequential(model[0], nn.Linear(4, 2)).double()
         with torch.no_grad():
             for mine, given in zip(steep.parameters(), model.parameters(), strict=True):
                 mine.copy_(1e6 * given)
@@ -166,7 +166,7 @@ def test_gradients_are_finite_differences(loss: str, order: float) -> None:
     model = perceptron()
     x, y = right(model)
     threat = ws.Threat(norm="inf", order=order, eps=0.1)
-    weight = model[0].weight  # type: ignore[index]
+    weight = model[0].weight
     # 1e-7: the points move with the weights only where the sign of a gradient does
     ws.robust_loss(model, x, y, threat, loss).backward()
     expected = weight.grad[2, 1].item()
@@ -187,7 +187,7 @@ def test_divergence_of_a_linear_model_in_closed_form(norm: float) -> None:
     model = linear()
     x, y = right(model)
     eps = 0.1
-    weight = model[1].weight  # type: ignore[index]
+    weight = model[1].weight
     dual = {1.0: math.inf, 2.0: 2.0, math.inf: 1.0}[norm]
     shift = eps * torch.linalg.vector_norm(weight[0] - weight[1], ord=dual)
     margin = ws.losses.margin(model(x), y)

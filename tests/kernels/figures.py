@@ -110,8 +110,8 @@ def answers() -> Iterator[tuple[str, Tensor]]:
         found = ws.radii(graph, x[1:2], y[1:2], norm, method=method, tolerance=0.05)
         yield f"mirrored, radii l{norm:g} by {method}", found.values
     for method in ("propagate", "sdp", "auto"):
-        found = ws.lipschitz(graph, 2, (0.0, 1.0), method=method)
-        yield f"Lipschitz constant by {method}", torch.tensor([found.lower, found.upper])
+        steepest = ws.lipschitz(graph, 2, (0.0, 1.0), method=method)
+        yield f"Lipschitz constant by {method}", torch.tensor([steepest.lower, steepest.upper])
     slopes = ws.certify(graph, x, y, 2, domain=None)
     for name in ("infinity", "margin", "paper"):
         bound = getattr(slopes, name)

@@ -133,10 +133,10 @@ class Finder(ast.NodeVisitor):
         start = self.offsets[node.lineno - 1] + node.col_offset
         end = self.offsets[node.end_lineno - 1] + node.end_col_offset
         old = self.bytes[start:end].decode()
-        places = (len(self.bytes[:k].decode()) for k in (start, end))
+        first, last = (len(self.bytes[:k].decode()) for k in (start, end))
         rest = self.bytes[start:].decode()[:REST]
         self.found.append(
-            Mutant(self.file, ".".join(self.path), node.lineno, *places, old, text, rest)
+            Mutant(self.file, ".".join(self.path), node.lineno, first, last, old, text, rest)
         )
 
     def scope(self, node: ast.FunctionDef | ast.ClassDef) -> None:
@@ -156,8 +156,8 @@ class Finder(ast.NodeVisitor):
         self.path.pop()
         self.reads.pop()
 
-    visit_FunctionDef = scope  # type: ignore[assignment]
-    visit_ClassDef = scope  # type: ignore[assignment]
+    visit_FunctionDef = scope
+    visit_ClassDef = scope
 
     def visit_Assign(self, node: ast.Assign) -> None:
         if (

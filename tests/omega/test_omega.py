@@ -77,7 +77,7 @@ def decided(nets: Path, given: dict[str, Any], **options: Any) -> tuple[Any, Ome
     return property_, answer
 
 
-def truth(norm: float, order: float, eps: float, mu: list[float], **others: float) -> float:
+def truth(norm: float, order: float, eps: float, mu: list[float], **others: Any) -> float:
     """The worst accuracy of the linear network on R^4, in closed form."""
     row = torch.tensor(ROW, dtype=torch.float64)
     dual = {1.0: math.inf, 2.0: 2.0, math.inf: 1.0}[norm]

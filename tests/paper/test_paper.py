@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -288,7 +289,7 @@ def test_every_figure_has_a_maker() -> None:
 
 
 def test_what_cannot_be_drawn_is_told(tmp_path, capsys) -> None:
-    bad = {
+    bad: dict[str, dict[str, Any]] = {
         "eps '0.1' is for one norm": {"eps": "0.1"},
         "n is 0": {"n": 0},
         "has no data of its own": {"model": "digits_mlp.onnx"},

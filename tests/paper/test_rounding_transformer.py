@@ -113,7 +113,8 @@ def test_a_walk_over_matrices_whose_product_cancels(mode: str) -> None:
         *_, (_, found) = walk.linear(2)
     columns = list(zip(*first.tolist()))
     square = sum(
-        (Fraction(0.7) * Fraction(a) - Fraction(0.9) * Fraction(b)) ** 2 for a, b in columns
+        ((Fraction(0.7) * Fraction(a) - Fraction(0.9) * Fraction(b)) ** 2 for a, b in columns),
+        Fraction(0),
     )
     with mpmath.workdps(40):
         # `found` is a logarithm to nearest: what it loses is charged in `stretch`.

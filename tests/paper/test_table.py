@@ -5,6 +5,7 @@ and runs that go on.
 import csv
 import io
 import math
+from typing import Any
 
 import pytest
 
@@ -154,7 +155,7 @@ def made(tmp_path_factory):
     it.
     """
     folder = tmp_path_factory.mktemp("table")
-    said = []
+    said: list[str] = []
     seen = []
     found = table(
         ["robustbench:Nobody2020Nothing@data=digits", "digits-mlp@inf=0.05"],
@@ -294,7 +295,7 @@ def test_published_stands_beside_ours(tmp_path, monkeypatch) -> None:
 
 
 def test_what_cannot_be_tabled_is_told(tmp_path) -> None:
-    bad = {
+    bad: dict[str, tuple[list[str], dict[str, Any]]] = {
         "given twice": (["digits-mlp", "digits-mlp"], {}),
         "has no data of its own": (["net.onnx"], {}),
         "unknown attack of the table 'pgd'": (["digits-mlp"], {"attacks": ["pgd"]}),

@@ -5,6 +5,7 @@ above every sampled Jacobian.
 import math
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,7 +194,7 @@ def weights(layer: nn.TransformerEncoderLayer) -> tuple[Tensor, ...]:
 
 
 def test_weights_of_torchs_attention_are_read_off_the_graph():
-    model = seeded(Encoder(True), 1)
+    model: Any = seeded(Encoder(True), 1)
     layer = model.layers[0]
     graph = read(model, (N, 3), smooth=True)
     a, u, v, w = weights(layer)
@@ -231,13 +232,14 @@ def test_a_query_bias_that_cancels_in_its_product_with_the_keys():
     exact = products.sum(1) / np.sqrt(np.longdouble(k))
     assert (np.abs(exact).max(1) > 0).all()
     for h in range(H):
-        most = tuple(float(found.most[row, h]) for row in (0, 1, 3))
+        first, second, last = (float(found.most[row, h]) for row in (0, 1, 3))
+        most = (first, second, last)
         *_, shift = _sizes(found.a[h], found.value[h], 0 * found.bias[h], most)
         assert np.abs(exact[h] - long(found.bias[h])).max() <= shift < 1e-9
 
 
 def test_constants_of_a_pre_ln_encoder_by_hand():
-    model = seeded(Encoder(True), 2)
+    model: Any = seeded(Encoder(True), 2)
     layer = model.layers[0]
     found = corollary.corollary(model, shape=(N, 3))
     assert found.style == "pre-LN" and found.covered and found.local is None

@@ -9,16 +9,16 @@ import pytest
 from support.pages import made_up
 from wassail.errors import InputError
 from wassail.evaluation.landmarks import Landmark
-from wassail.report.drawing import Axes, figure_of_runs, spread
+from wassail.report.drawing import Axes, Mark, figure_of_runs, spread
 
 WIDE, HIGH = 6.0, 12.0  # of a letter at most, in pixels
 
 
-def boxes(marks: list) -> list[tuple[float, float, float, float]]:
+def boxes(marks: list[Mark]) -> list[tuple[float, float, float, float]]:
     """Where the letters of the labels are."""
     found = []
     for mark in marks:
-        x, y = float(mark.at["x"]), float(mark.at["y"])
+        x, y = float(str(mark.at["x"])), float(str(mark.at["y"]))
         size = WIDE * len(mark.text)
         left = x - size if mark.at["text-anchor"] == "end" else x
         found.append((left, y - HIGH + 2, left + size, y + 2))
@@ -54,8 +54,8 @@ def test_names_of_shifts_stand_above_the_axes() -> None:
     assert len(names) == 15
     lines = [mark for mark in drawn if mark.kind.startswith("line ") and mark.element == "path"]
     highest = min(float(p.split()[1]) for mark in lines for p in str(mark.at["d"])[1:].split("L"))
-    assert all(float(mark.at["y"]) < highest for mark in names)
-    places = [float(mark.at["x"]) for mark in names]
+    assert all(float(str(mark.at["y"])) < highest for mark in names)
+    places = [float(str(mark.at["x"])) for mark in names]
     assert all(b - a >= 11.9 or b < a for a, b in itertools.pairwise(places))
 
 

@@ -3,8 +3,10 @@ import json
 import math
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -283,7 +285,7 @@ def test_a_large_run_is_read_in_blocks(tmp_path: Path) -> None:
     y = Y[:250]
     asked = []
 
-    def images(chosen: range | list[int]) -> tuple[Tensor, Tensor]:
+    def images(chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
         asked.append(len(list(chosen)))
         return x[list(chosen)], x[list(chosen)]
 
@@ -411,7 +413,7 @@ def test_a_place_that_cannot_be_written(run: Evaluation, tmp_path: Path) -> None
 
 
 def test_a_failed_export_leaves_nothing(run: Evaluation, tmp_path: Path) -> None:
-    def images(chosen: range | list[int]) -> tuple[Tensor, Tensor]:
+    def images(chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
         if len(list(chosen)) > 1:
             raise RuntimeError("disk gone")
         return run.images(chosen)
@@ -459,12 +461,13 @@ def test_png_files_are_what_others_read() -> None:
         assert np.array_equal(np.asarray(read).reshape(shape), pixels)
     data = encode(np.zeros((2, 2), np.uint8))
     assert data[-8:-4] == b"IEND" and int.from_bytes(data[-4:], "big") == zlib.crc32(b"IEND")
-    for bad in (
+    refused: tuple[Any, ...] = (
         np.zeros((2, 2)),
         np.zeros((2, 2, 2), np.uint8),
         np.zeros((0, 2), np.uint8),
         np.zeros(3, np.uint8),
-    ):
+    )
+    for bad in refused:
         with pytest.raises(ws.InputError, match="cannot be a PNG"):
             encode(bad)
 

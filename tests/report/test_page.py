@@ -115,11 +115,11 @@ def small(**changes: Any) -> Evaluation:
 
 def take(run: Evaluation, n: int) -> Evaluation:
     """The first n samples."""
-    some = {
+    some: dict[str, Any] = {
         name: getattr(run, name)[:n]
         for name in ("ids", "y", "predicted", "mu", "distances", "labels", "found_by")
     }
-    more = {
+    more: dict[str, Any] = {
         name: None if getattr(run, name) is None else getattr(run, name)[:n]
         for name in ("radii", "exact")
     }

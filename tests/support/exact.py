@@ -38,9 +38,10 @@ def values(graph: Graph, x: Array) -> list[Array]:
     found: list[Array] = []
     for node in graph.nodes:
         if node.map is not None:
-            assert isinstance(node.map, Matrix)
+            assert isinstance(node.map, Matrix) and node.bias is not None
             found.append(long(node.map.weight) @ found[node.inputs[0]] + long(node.bias))
         elif node.inputs:
+            assert node.slope is not None
             before = found[node.inputs[0]]
             found.append(np.where(before > 0, before, before * np.longdouble(float(node.slope))))
         else:

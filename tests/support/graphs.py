@@ -111,13 +111,14 @@ def network(name: str) -> Graph:
 
 def where(kind: str, n: int) -> Where:
     centre = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
-    return {
+    regions: dict[str, Where] = {
         "box": (torch.zeros(n), torch.ones(n)),
         "l1": Ball(centre, 0.7, 1),
         "l2 in a box": Ball(centre, 0.5, 2, (0.0, 1.0)),
         "linf": Ball(centre, 0.3, math.inf),
         "R^n": None,
-    }[kind]
+    }
+    return regions[kind]
 
 
 def crowd(region: Region, count: int = 1000) -> Tensor:

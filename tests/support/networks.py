@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from wassail.certificates.graph.maps import Linear
 class Net(nn.Module):
     """A model written in one line: its parts by name, and what to do with them."""
 
-    def __init__(self, function: Callable[["Net", Tensor], Tensor], **parts: nn.Module) -> None:
+    def __init__(self, function: Callable[[Any, Tensor], Tensor], **parts: nn.Module) -> None:
         super().__init__()
         self.function = function
         for name, part in parts.items():

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,10 +43,10 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
     )
 
 
-def conv(**options: object) -> Body:
-    groups = int(options.get("groups", 1))  # type: ignore[call-overload]
+def conv(**options: Any) -> Body:
+    groups = int(options.get("groups", 1))
     weight = (2, 2 // groups, 2, 2)
-    return lambda x: F.conv2d(x, numbers(*weight), numbers(2), **options)  # type: ignore[arg-type]
+    return lambda x: F.conv2d(x, numbers(*weight), numbers(2), **options)
 
 
 def norm(
@@ -267,7 +268,7 @@ TABLE = [
             f"normalised by {shape}",
             (1, 3, 3),
             lambda x, s=shape: (x - torch.full(s, 0.3)) / torch.full(s, 0.4),
-        )  # type: ignore[misc]
+        )
         for shape in ((), (1,), (1, 1), (1, 1, 1), (1, 1, 1, 1))
     ),
     *(
@@ -275,7 +276,7 @@ TABLE = [
             f"normalised by {s}",
             IMAGE,
             lambda x, s=s: (x - numbers(*s)) / (0.5 + numbers(*s).abs()),
-        )  # type: ignore[misc]
+        )
         for s in ((2, 1, 1), (1, 2, 1, 1), (2, 3, 3), (3,))
     ),
     Operator("shift far down", (4,), lambda x: torch.relu(x * 1e10 - 2e9), scale=1e-10),

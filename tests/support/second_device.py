@@ -32,6 +32,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from types import FrameType
 from typing import Any
 
 import torch
@@ -157,7 +158,7 @@ class SecondTensor(torch.Tensor):
     """A tensor on the second device; `inside` holds its numbers."""
 
     inside: torch.Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, inside: torch.Tensor) -> "SecondTensor":
@@ -166,14 +167,17 @@ class SecondTensor(torch.Tensor):
                 f"Cannot convert a {NAME} Tensor to {inside.dtype}: the device does not support "
                 f"it ({place()})"
             )
-        layout = {"strides": inside.stride(), "storage_offset": inside.storage_offset()}
+        layout: dict[str, Any] = {
+            "strides": inside.stride(),
+            "storage_offset": inside.storage_offset(),
+        }
         made = torch.Tensor._make_wrapper_subclass(
             cls, inside.shape, **layout, dtype=inside.dtype, device=DEVICE
         )
         made.inside = inside
         return made
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"{NAME}({self.inside})"
 
     def __format__(self, how: str) -> str:
@@ -192,7 +196,7 @@ class SecondTensor(torch.Tensor):
     __array__ = numpy
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         return _run(function, args, kwargs or {})
@@ -207,7 +211,7 @@ class _Mode(TorchDispatchMode):
 
 def place() -> str:
     """The innermost line of the library under test that is being executed."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if SOURCE in name:

@@ -83,4 +83,4 @@ def test_a_real_shift_stands_out() -> None:
 def test_one_sentence_says_what_is_wrong(changes: dict[str, Any], words: str) -> None:
     given = {"before": torch.zeros(3, 2), "after": torch.zeros(3, 2), **changes}
     with pytest.raises(ws.InputError, match=words):
-        ws.shift_between(**given)  # type: ignore[arg-type]
+        ws.shift_between(**given)

@@ -145,10 +145,10 @@ def test_population_at_order_inf_keeps_closed_sets() -> None:
     assert population(1)[0] == 0
     assert population(near)[1] == 1
     assert population(1)[1] == pytest.approx(shift, abs=1e-9)
-    inside = known.population_at(ws.Threat(2, INF, near))
-    assert inside == (pytest.approx(0.05 ** (1 / 600), abs=1e-9), 1)
-    outside = known.population_at(ws.Threat(2, INF, 1.0))
-    assert outside == (0, pytest.approx(1 - 0.05 ** (1 / 600), abs=1e-9))
+    low, high = known.population_at(ws.Threat(2, INF, near))
+    assert low == pytest.approx(0.05 ** (1 / 600), abs=1e-9) and high == 1
+    low, high = known.population_at(ws.Threat(2, INF, 1.0))
+    assert low == 0 and high == pytest.approx(1 - 0.05 ** (1 / 600), abs=1e-9)
 
 
 def test_no_flip_known_and_nothing_certified() -> None:
@@ -247,10 +247,10 @@ def test_a_lead_is_covered_and_pairing_helps(order: float) -> None:
         alone += limits.error_at_least(d, 0.3, order, 0.025)
         assert order < INF or leads[-1] > alone
     many = rng.gamma(2, 0.5, 20_000)
-    better = torch.tensor(np.where(rng.random(20_000) < 0.3, many * 3, many))
-    mu = torch.full_like(better, 1 / 20_000)
+    fewer = torch.tensor(np.where(rng.random(20_000) < 0.3, many * 3, many))
+    mu = torch.full_like(fewer, 1 / 20_000)
     truth = (
-        RiskCurve(better, None, mu, order)(0.3)[1]
+        RiskCurve(fewer, None, mu, order)(0.3)[1]
         - RiskCurve(torch.tensor(many), None, mu, order)(0.3)[1]
     )
     missed = sum(lead > truth + 0.01 for lead in leads)

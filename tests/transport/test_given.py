@@ -93,6 +93,7 @@ def test_autoattack_counts_as_it_is_reported() -> None:
         model, norm="Linf", eps=0.1, version="custom", attacks_to_run=["apgd-ce"], verbose=False
     )
     points = attack.run_standard_evaluation(x, y, bs=40)
+    assert isinstance(points, Tensor)
     step = torch.where(points == x, 0.0, 0.1 * (points - x).sign())
     full = (x + step).clamp(0, 1)
     for given in (points, full):

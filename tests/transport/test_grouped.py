@@ -7,6 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,7 +180,7 @@ def test_the_certified_side_is_never_rounded_up(way: str) -> None:
         groups = ws.Groups([3] * 7, 0.2)
         with rounded(way):
             curve = RiskCurve(known, known, mu, 1.0, subpopulation=alpha, groups=groups)
-            proved = curve._certified.proved(eps)  # type: ignore[union-attr]
+            proved = curve._certified.proved(eps)
         prices = [Fraction(0), *(1 / Fraction(r) for r in radii)]
         best = min(p * Fraction(eps) + exact_error(radii, Fraction(alpha), p) for p in prices)
         assert Fraction(proved) <= max(1 - best, Fraction(0))
@@ -196,7 +197,7 @@ def test_the_certified_side_is_never_rounded_up_at_eps_zero(way: str) -> None:
             groups = ws.Groups([3] * 7, 0.2)
             with rounded(way):
                 curve = RiskCurve(known, known, mu, INF, subpopulation=alpha, groups=groups)
-                proved = curve._certified.proved(0.0)  # type: ignore[union-attr]
+                proved = curve._certified.proved(0.0)
             left = max(1 - Fraction(wrong, 7) / Fraction(alpha), Fraction(0))
             assert Fraction(proved) <= left and proved >= float(left) - 1e-12
 
@@ -215,7 +216,7 @@ def test_bends_of_the_certified_side_are_never_rounded_up(way: str, order: int) 
         groups = ws.Groups([3] * 7, 0.2)
         with rounded(way):
             curve = RiskCurve(known, known, mu, float(order), subpopulation=0.7, groups=groups)
-            knots, accuracies = curve._certified.breakpoints()  # type: ignore[union-attr]
+            knots, accuracies = curve._certified.breakpoints()
         for eps, accuracy in zip(knots.tolist(), accuracies.tolist()):
             left, budget, error = Fraction(1), Fraction(eps) ** order, Fraction(0)
             for r in radii:
@@ -235,7 +236,7 @@ def test_the_distribution_attains_the_curve(order: float, share: float, kappa: f
     model = ws.zoo.load("digits-mlp")
     x, y = ws.zoo.data("digits")
     flips = ws.nearest(model, x[:40], y[:40], passes=30)
-    also = {
+    also: dict[str, Any] = {
         "label_cost": kappa,
         "subpopulation": share,
         "groups": ws.Groups(y[:40], 0.02, 0.3),
@@ -336,7 +337,7 @@ def test_a_label_of_exactly_the_budget_may_change() -> None:
 )
 def test_one_sentence_says_what_is_wrong(given: tuple[object, ...], words: str) -> None:
     with pytest.raises(ws.InputError, match=words):
-        ws.Groups(*given)  # type: ignore[arg-type]
+        ws.Groups(*given)
 
 
 def test_groups_must_be_of_the_samples() -> None:

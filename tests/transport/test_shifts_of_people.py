@@ -190,7 +190,7 @@ def test_one_sentence_says_what_is_wrong(changes: dict[str, Any], words: str) ->
     y = torch.tensor([0])
     flips = ws.Flips.from_points(lambda v: v, x + torch.tensor([1.0, 0.0]), y, x, "inf", None)
     with pytest.raises(ws.InputError, match=words):
-        ws.risk_curve(flips, **changes)  # type: ignore[arg-type]
+        ws.risk_curve(flips, **changes)
 
 
 @pytest.mark.parametrize("order", [1.0, 2.0, INF])
@@ -201,7 +201,7 @@ def test_the_distribution_attains_the_curve(order: float, share: float, kappa: f
     model = ws.zoo.load("digits-mlp")
     x, y = ws.zoo.data("digits")
     flips = ws.nearest(model, x[:40], y[:40], passes=30)
-    also = {"label_cost": kappa, "subpopulation": share}
+    also: dict[str, Any] = {"label_cost": kappa, "subpopulation": share}
     curve = ws.risk_curve(flips, order=order, **also)
     for eps in (0.005, 0.03, 0.2):
         found = ws.allocate(flips, eps, order, **also)

@@ -2,6 +2,7 @@ import math
 import time
 from fractions import Fraction
 from types import SimpleNamespace
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -153,10 +154,11 @@ def exact_certified(radii: torch.Tensor, mu: torch.Tensor, eps: float, order: fl
     pairs = sorted(
         (Fraction(r), Fraction(m)) for r, m in zip(radii.tolist(), mu.tolist()) if r < INF
     )
-    total = sum(Fraction(m) for m in mu.tolist())
+    total = sum(map(Fraction, mu.tolist()), Fraction(0))
     e = Fraction(eps)
     if order == INF:
-        return 1 - sum(m for r, m in pairs if r < e or r == e == 0) / total
+        lost = sum((m for r, m in pairs if r < e or r == e == 0), Fraction(0))
+        return 1 - lost / total
     left = e ** int(order)
     lost = Fraction(0)
     p = int(order)
@@ -428,7 +430,7 @@ def test_verify_catches_every_lie() -> None:
     good = ws.wda_pp(model, x, y, ws.Threat(INF, 1, 0.1))
     assert good.verify(model) and good.verify(model, batch_size=5)
 
-    def lie(**change: object) -> Verification:
+    def lie(**change: Any) -> Verification:
         from dataclasses import replace
 
         return replace(good, **change).verify(model)
@@ -496,7 +498,9 @@ def test_flips_from_anyones_points_and_merge() -> None:
     merged = pools[0].merge(*pools[1:])
     assert torch.equal(merged.distances, torch.stack([p.distances for p in pools]).min(0).values)
     assert (
-        torch.equal(merged.forwards, 6 + sum(pool.success.long() for pool in pools))
+        torch.equal(
+            merged.forwards, 6 + torch.stack([pool.success.long() for pool in pools]).sum(0)
+        )
         and (merged.backwards == 0).all()
         and (merged.checks == 3).all()
     )

@@ -170,7 +170,10 @@ def test_one_network_for_several_properties(tmp_path: Path) -> None:
             answer.by,
             answer.checked,
         )
-        assert alone.point is None or torch.equal(alone.point, answer.point)
+        if alone.point is None:
+            assert answer.point is None
+        else:
+            assert answer.point is not None and torch.equal(alone.point, answer.point)
 
 
 def test_a_runtime_that_crashes_or_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

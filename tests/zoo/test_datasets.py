@@ -703,7 +703,7 @@ def test_a_pair() -> None:
     data.read(0, 5)[0].zero_()
     assert torch.equal(x, before)  # what is read is the reader's own
     assert open_data(data) is data
-    assert "is no data" in refused(lambda: open_data(3))
+    assert "is no data" in refused(lambda: open_data(3))  # type: ignore[arg-type]
 
 
 class Items(Dataset[Any]):
@@ -738,9 +738,8 @@ def test_a_dataset(make: Callable[[int], Any]) -> None:
     check(data, X, LABELS)
     assert data.classes == Items.classes
     check(open_data(Items(make), 2), X[:2], LABELS[:2])
-    check(
-        open_data([make(i) for i in range(2)]), X[:2], LABELS[:2]
-    )  # a list of items is a data set too
+    items: Any = [make(i) for i in range(2)]  # a list of items is a data set too
+    check(open_data(items), X[:2], LABELS[:2])
     other = open_data(Items(lambda i: (X[i] + (i == 3), int(LABELS[i]))))
     assert (
         other.info["sha256 of some"]
@@ -788,7 +787,7 @@ def test_a_loader_in_order_is_its_dataset() -> None:
 @pytest.mark.parametrize("kind", ["shuffled", "collated", "short", "single"])
 def test_any_other_loader_is_read_once(kind: str) -> None:
     dataset = TensorDataset(X, torch.from_numpy(LABELS))
-    options: dict[str, Any] = {
+    kinds: dict[str, dict[str, Any]] = {
         "shuffled": {
             "batch_size": 2,
             "shuffle": True,
@@ -803,7 +802,8 @@ def test_any_other_loader_is_read_once(kind: str) -> None:
         },
         "short": {"batch_size": 2, "drop_last": True},
         "single": {"batch_size": None, "shuffle": True},
-    }[kind]
+    }
+    options = kinds[kind]
     data = open_data(DataLoader(dataset, **options))
     places = [next(i for i in range(5) if torch.equal(X[i], x)) for x in data.read(0, 9)[0]]
     check(data, X[places], LABELS[places])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -161,21 +162,22 @@ def test_an_evaluation_of_features_speaks_their_units() -> None:
 def table_of_three(n: int = 24) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     """A model on size, temperature and pressure in their own units, with some of its samples."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    first = nn.Linear(3, 8)
+    model = nn.Sequential(first, nn.ReLU(), nn.Linear(8, 2))
     with torch.no_grad():
-        model[0].weight /= (HIGH - LOW) / 8
-        model[0].bias -= model[0].weight @ ((LOW + HIGH) / 2)
+        first.weight /= (HIGH - LOW) / 8
+        first.bias -= first.weight @ ((LOW + HIGH) / 2)
     x = LOW + (HIGH - LOW) * torch.rand(n, 3)
     return model, x, model(x).argmax(1)
 
 
 def test_a_threat_may_have_a_box_and_a_unit_for_each_feature() -> None:
     model, x, y = table_of_three()
-    options = {"certify": "crown", "passes": 20, "look": False}
+    options: dict[str, Any] = {"certify": "crown", "passes": 20, "look": False}
     threat = ws.Threat("inf", 1, 0.1, (LOW, HIGH), scale=SCALE)
-    assert "box for each of 3 features" in str(threat) and threat == ws.Threat(
-        "inf", 1, 0.1, (LOW.tolist(), HIGH.tolist()), scale=SCALE.tolist()
-    )
+    lists: Any = (LOW.tolist(), HIGH.tolist())
+    assert "box for each of 3 features" in str(threat)
+    assert threat == ws.Threat("inf", 1, 0.1, lists, scale=SCALE.tolist())
     assert hash(threat) is not None and dataclasses.replace(threat, eps=0.2).domain == threat.domain
     run = ws.evaluate(model, (x.double(), y), threat, ("nearest",), **options)
     features = ws.Features(LOW, HIGH, SCALE)
@@ -187,7 +189,8 @@ def test_a_threat_may_have_a_box_and_a_unit_for_each_feature() -> None:
         **options,
     )
     assert torch.equal(run.distances, by_hand.distances)
-    assert run.radii is not None and torch.equal(run.radii, by_hand.radii)
+    assert run.radii is not None and by_hand.radii is not None
+    assert torch.equal(run.radii, by_hand.radii)
     assert run.info["data"]["low"] == LOW.tolist()
     found = run.verify(model, (x.double(), y), radii=True, seed=0)
     assert found, str(found)
@@ -219,7 +222,7 @@ def test_boxes_that_make_no_sense_are_refused(domain, scale, words: str) -> None
 def test_a_feature_that_may_not_move_does_not() -> None:
     model, x, y = table_of_three()
     threat = ws.Threat("inf", 1, 0.1, (LOW, HIGH), scale=torch.tensor([1.0, 0.0, 50.0]))
-    options = {"certify": "crown", "passes": 20}
+    options: dict[str, Any] = {"certify": "crown", "passes": 20}
     run = ws.evaluate(model, (x, y), threat, ("nearest", "wda"), **options)
     assert run.info["data"]["fixed"] == ["feature 1"]
     free = ws.Features(LOW, HIGH, torch.tensor([1.0, 5.0, 50.0]))

@@ -321,14 +321,18 @@ def test_mean_and_std_for_any_kind() -> None:
 
 def test_logits_out_of_what_a_model_returns() -> None:
     z = batch(2, 3)
-    assert Logits(lambda x: {"logits": x, "loss": 0})(z) is z
-    assert Logits(lambda x: types.SimpleNamespace(logits=x))(z) is z
-    assert Logits(lambda x: (0, x), 1)(z) is z
-    assert Logits(lambda x: {"scores": x}, "scores")(z) is z
+
+    def logits(model: Callable[..., Any], *key: str | int) -> Tensor:
+        return Logits(model, *key)(z)
+
+    assert logits(lambda x: {"logits": x, "loss": 0}) is z
+    assert logits(lambda x: types.SimpleNamespace(logits=x)) is z
+    assert logits(lambda x: (0, x), 1) is z
+    assert logits(lambda x: {"scores": x}, "scores") is z
     assert "a dict with scores, which has no 'logits'" in refused(
-        lambda: Logits(lambda x: {"scores": x})(z)
+        lambda: logits(lambda x: {"scores": x})
     )
-    assert "which has no 2" in refused(lambda: Logits(lambda x: (0, x), 2)(z))
+    assert "which has no 2" in refused(lambda: logits(lambda x: (0, x), 2))
 
 
 def test_logits_of_a_factory(module: str) -> None:
@@ -669,7 +673,7 @@ def test_robustbench(tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
     folder = tmp_path / "models" / "cifar100" / "L2"
     folder.mkdir(parents=True)
     torch.save(small(1).state_dict(), folder / "Net2024.pt")
-    where = {"models": tmp_path / "models", "dataset": "cifar100", "threat": "L2"}
+    where: dict[str, Any] = {"models": tmp_path / "models", "dataset": "cifar100", "threat": "L2"}
     source = open_model("robustbench:Net2024", **where)
     assert calls == [("Net2024", str(tmp_path / "models"), "cifar100", "L2")]
     assert source.kind == "robustbench" and list(source.info["files"]) == ["Net2024.pt"]
@@ -711,7 +715,7 @@ def test_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append((name, pretrained, os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"]))
         if pretrained and name != "cached":
             raise RuntimeError("no connection\nand a long trace")
-        model = small()
+        model: Any = small()
         model.pretrained_cfg = {
             "mean": (0.25,),
             "std": (0.5,),

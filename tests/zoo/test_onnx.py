@@ -74,6 +74,10 @@ def ints(*values: int) -> Any:
     return np.array(values, dtype=np.int64)
 
 
+def floats(*values: float) -> Any:
+    return np.array(values, dtype=np.float32)
+
+
 def runtime(path: Path, x: Tensor) -> Tensor:
     """What onnxruntime answers to the images one by one, shaped as the graph has them."""
     ort = pytest.importorskip("onnxruntime")
@@ -773,8 +777,8 @@ CASES: dict[str, tuple[int, Sequence[Any], list[Spec], dict[str, Any]]] = {
             ("Concat", ["c", "d"], ["y"], {"axis": 1}),
         ],
         {
-            "s": np.float32([1, 1, 2, 3]),
-            "t": np.float32([1, 1, 1.7, 2.4]),
+            "s": floats(1, 1, 2, 3),
+            "t": floats(1, 1, 1.7, 2.4),
             "n": ints(1, 4, 7, 8),
         },
     ),
@@ -782,7 +786,7 @@ CASES: dict[str, tuple[int, Sequence[Any], list[Spec], dict[str, Any]]] = {
         9,
         IMAGE,
         [("Upsample", ["x", "s"], ["y"], {"mode": "nearest"})],
-        {"s": np.float32([1, 1, 2, 2])},
+        {"s": floats(1, 1, 2, 2)},
     ),
     "depth and space": (
         13,
@@ -863,7 +867,7 @@ def test_operator(case: tuple[Path, Tensor]) -> None:
 )
 def test_operators_of_a_file_are_read_by_certificates(name: str, tmp_path: Path) -> None:
     opset, shape, nodes, weights = CASES[name]
-    last = ("Reshape", ["y", "row"], ["z"], {})
+    last: tuple[Any, ...] = ("Reshape", ["y", "row"], ["z"], {})
     path = write(tmp_path / "a.onnx", [*nodes, last], {**weights, "row": ints(1, -1)}, shape, opset)
     model = load_onnx(path).double()
     count = math.prod(int(size) for size in shape)

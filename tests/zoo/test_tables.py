@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ class Frame:
         return np.stack(self._values, 1)
 
 
-def frame(**more: np.ndarray) -> Frame:
+def frame(**more: np.ndarray) -> Any:
     """Three patients."""
     columns = {
         "age": np.array([40, 50, 60]),
@@ -69,7 +70,7 @@ def test_a_data_frame_is_data_with_names() -> None:
         (lambda: open_data(frame(dose=np.array([0.5, np.nan, 1.0]))), "'dose'.*missing"),
         (lambda: open_data(frame(dose=np.array(["a", "b", "c"], dtype=object))), "'dose'.*object"),
         (lambda: open_data(frame(label=np.array([0.1, 0.2, 0.3]))), "class indices or names"),
-        (lambda: open_data(Frame({"a": np.zeros(2)})), "at least two columns"),
+        (lambda: open_data(Frame({"a": np.zeros(2)})), "at least two columns"),  # type: ignore[arg-type]
         (lambda: ws.Features([0] * 3, [9] * 3, names="abc").encode(frame()), "same order"),
     ],
 )
@@ -135,7 +136,8 @@ def test_npz_files_may_name_their_features(tmp_path) -> None:
     x = np.zeros((4, 2), dtype=np.float32)
     y = np.zeros(4, dtype=np.int64)
     for key in ("features", "feature_names", "names", "columns"):
-        np.savez(path, x=x, y=y, **{key: np.array(["age", "dose"])})
+        arrays: dict[str, Any] = {"x": x, "y": y, key: np.array(["age", "dose"])}
+        np.savez(path, **arrays)
         assert open_data(path).info["features"] == ["age", "dose"]
     for odd in (np.array(["one"]), np.arange(2), np.array(["a", None], dtype=object)):
         np.savez(path, x=x, y=y, names=odd)

@@ -296,8 +296,8 @@ def test_interrupt_returns_what_is_known() -> None:
     region = Region.make(None, 4)
     last: list[tuple[float, float, int]] = []
 
-    def stop(*state: float) -> None:
-        last.append(state)
+    def stop(low: float, high: float, nodes: int) -> None:
+        last.append((low, high, nodes))
         if len(last) == 3:
             raise KeyboardInterrupt
 

@@ -252,8 +252,8 @@ def test_support_of_a_cone_is_certified_on_both_sides(norm: float) -> None:
     for n, walls in [(1, 1), (2, 3), (3, 2), (4, 6), (5, 12)]:
         for _ in range(10):
             a = torch.randn(n, generator=g, dtype=torch.float64).numpy()
-            cone = torch.randn(walls, n, generator=g, dtype=torch.float64)
-            cone = (cone / vector_norm(cone, 2)[:, None]).numpy()
+            rows = torch.randn(walls, n, generator=g, dtype=torch.float64)
+            cone = (rows / vector_norm(rows, 2)[:, None]).numpy()
             u, y = support(a, cone, norm)
             length = np.linalg.norm(u, norm)
             u = u / length if length > 1e-9 else 0 * u

@@ -268,7 +268,7 @@ def test_cells_without_an_inside_are_empty() -> None:
                 drift = np.linalg.norm(three.g.T @ lengths)
                 value = float(three.h @ lengths)
                 assert three.empty(lengths)
-            found += drift > 0 and value < 0
+            found += bool(drift > 0 and value < 0)
     assert found
 
 

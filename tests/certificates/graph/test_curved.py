@@ -2,6 +2,7 @@
 
 import math
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -174,7 +175,7 @@ def test_rows_are_no_longer_than_their_bound(
     name: str, norm: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = network(name)
-    seen = []
+    seen: list[tuple[Any, ...]] = []
 
     def record(self: InputExtent, k: int, axes: tuple[int, ...]) -> Tensor:
         found = length(self, k, axes)

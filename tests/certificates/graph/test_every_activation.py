@@ -130,20 +130,21 @@ def network(name: str, seed: int, dtype: torch.dtype, offset: float) -> nn.Seque
     """
     g = torch.Generator().manual_seed(seed)
     scale = 2.0 ** int(torch.randint(-20, 21, (1,), generator=g)) if seed else 1.0
-    model = nn.Sequential(nn.Linear(3, 5), LAYERS[name](), nn.Linear(5, 3)).double()
+    first, last = nn.Linear(3, 5), nn.Linear(5, 3)
+    model = nn.Sequential(first, LAYERS[name](), last).double()
     with torch.no_grad():
-        for layer in (model[0], model[2]):
+        for layer in (first, last):
             layer.weight.copy_(torch.randn(layer.weight.shape, generator=g))
             layer.bias.copy_(torch.randn(layer.bias.shape, generator=g))
-        model[0].weight *= scale
-        model[0].bias *= scale
-        given = model[0](2 * torch.rand(200, 3, generator=g, dtype=torch.float64) - 1)
+        first.weight *= scale
+        first.bias *= scale
+        given = first(2 * torch.rand(200, 3, generator=g, dtype=torch.float64) - 1)
         hidden = model[1](given)
         # Not less than rounding leaves of it in float32.
         least = 2.0**-8 * (hidden.abs().amax() + given.abs().clamp(max=1).amax())
-        model[2].weight /= torch.maximum(hidden.std(0).amax(), least)
-        model[2].bias -= model[2](hidden).mean(0)
-        model[2].bias += offset + 0.3 * torch.randn(3, generator=g)
+        last.weight /= torch.maximum(hidden.std(0).amax(), least)
+        last.bias -= last(hidden).mean(0)
+        last.bias += offset + 0.3 * torch.randn(3, generator=g)
     return model.requires_grad_(False).to(dtype)
 
 
@@ -180,11 +181,11 @@ def check(name: str, seed: int) -> bool:
     proved = False
     for radius in (1e-3, 0.1, 0.7):
         size = torch.tensor([radius], dtype=torch.float64)
-        sweep = Sweep(graph, Balls.make(x, size, norm, (low, high))).run()  # type: ignore[arg-type]
+        sweep = Sweep(graph, Balls.make(x, size, norm, (low, high))).run()
         least = margins(sweep, y)[0][0]
         points = inside(x, radius, norm, low, high)
         assert len(points) > 300
-        logits = run(points.to(run[0].weight)).double()
+        logits = run(points.to(next(run.parameters()))).double()
         reach = wide[2].weight.abs() @ wide[:2](points.double()).abs().amax(0) + wide[2].bias.abs()
         slack = 0.0 if graph.arithmetic == "executed" else 2.0**-44 * float(reach.max())
         seen = (logits[:, y] - logits).amin(0)

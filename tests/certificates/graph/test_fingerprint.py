@@ -88,7 +88,7 @@ def by_pre_hook(model: Capped) -> None:
 
 def by_forward(model: Capped) -> None:
     old = model.layer.forward
-    model.layer.forward = lambda x: -old(x)  # type: ignore[method-assign]
+    model.layer.forward = lambda x: -old(x)  # type: ignore[method-assign, assignment]
 
 
 CHANGES: list[Callable[[Capped], None]] = [

@@ -272,7 +272,7 @@ def test_a_score_as_large_as_a_mask_is_no_mask() -> None:
 
     x = torch.tensor([[0.2]], dtype=torch.float64)
     for offset in (0.0, 1e4):
-        model = Net(forward)
+        model: Any = Net(forward)
         model.offset = offset
         found = float(ws.radii(model, x, model(x).argmax(1), "inf", (0, 1)).values)
         assert 0.29 <= found <= 0.3

@@ -295,7 +295,7 @@ def test_planes_of_normalised_values_that_are_flat(
 def plain(a: Span, b: Span) -> Span:
     """The product of intervals as it is computed."""
     parts = [u * v for u in a for v in b]
-    found = torch.stack(torch.broadcast_tensors(*parts))  # type: ignore[no-untyped-call]
+    found = torch.stack(torch.broadcast_tensors(*parts))
     return found.amin(0), found.amax(0)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -777,7 +778,7 @@ def test_real_transformers(zoo: ModuleType) -> None:
     x = torch.rand(20, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert close(read(model, (1, 8, 8), smooth=True).logits(x), model(x).detach())
     for name, blocks in (("cifar_vit_pgd_2_3_16", 2), ("cifar_vit_ibp_3_3_8", 3)):
-        path = Path(zoo.__file__).parent / "models" / f"{name}.onnx"
+        path = Path(str(zoo.__file__)).parent / "models" / f"{name}.onnx"
         vision = load_onnx(path, mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
         x = zoo.images("cifar10", 8)[0]
         graph = read(vision, (3, 32, 32), smooth=True)
@@ -800,7 +801,7 @@ def test_real_networks_with_smooth_activations(zoo: ModuleType) -> None:
 
 def test_data_dependent_branches_wrong_shapes_and_what_is_not_logits() -> None:
     fine = seeded(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), linear(5)))
-    for model, shape in [
+    bad: list[tuple[Callable[..., Any], tuple[int, ...]]] = [
         (seeded(Net(lambda m, x: m.a(branching(x)), a=linear(4))), (4,)),
         (fine, (5,)),
         (lambda x: (x, x), (4,)),
@@ -809,7 +810,8 @@ def test_data_dependent_branches_wrong_shapes_and_what_is_not_logits() -> None:
         (lambda x: x.reshape(-1, 2, 2), (4,)),
         (lambda x: torch.relu(x)[:2], (4,)),  # right for the two samples it is read with only
         (lambda x: F.dropout(x, 0.5), (4,)),  # random
-    ]:
+    ]
+    for model, shape in bad:
         with pytest.raises(InputError) as error:
             read(model, shape)
         one_sentence(str(error.value))
@@ -877,7 +879,7 @@ def test_a_log_softmax_at_the_end_changes_no_margin() -> None:
 
 def test_a_mistake_in_a_rule_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     def misspelt(net: Builder, x: Index) -> Index:
-        return net.reluu(x)  # type: ignore[attr-defined, no-any-return]
+        return net.reluu(x)
 
     monkeypatch.setitem(RULES, "relu", misspelt)
     with pytest.raises(AttributeError, match="reluu"):
@@ -896,14 +898,13 @@ def test_one_relu_serves_a_maximum_and_a_minimum() -> None:
 
 
 def test_a_layer_is_a_matrix_whose_numbers_are_exact() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2, bias=False)).double()
+    into = nn.Linear(3, 4)
+    model = nn.Sequential(into, nn.ReLU(), nn.Linear(4, 2, bias=False)).double()
     graph = read(model, (3,))
     first, relu, last = graph.nodes[1:]
     assert graph.nodes[0].layer is None and relu.layer is None
     assert first.layer is not None and last.layer is not None
-    assert torch.equal(first.layer[0], model[0].weight) and torch.equal(
-        first.layer[1], model[0].bias
-    )
+    assert torch.equal(first.layer[0], into.weight) and torch.equal(first.layer[1], into.bias)
     assert torch.equal(last.layer[1], torch.zeros(2).double())
     # A product of two matrices is rounded.
     two = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)).double().eval()

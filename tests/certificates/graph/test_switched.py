@@ -155,17 +155,18 @@ def network(seed: int, offset: float = 0.0) -> nn.Sequential:
     g = torch.Generator().manual_seed(seed)
     first, second = (float(v) for v in torch.rand(2, generator=g) * 3 + 0.5)
     beta = (1.0, -1.5, 0.4)[seed % 3]
+    last = nn.Linear(5, 3)
     model = nn.Sequential(
         nn.Linear(3, 6),
         nn.Softplus(1.0, first),
         nn.Linear(6, 5),
         nn.Softplus(beta, second),
-        nn.Linear(5, 3),
+        last,
     ).double()
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.randn(p.shape, generator=g, dtype=torch.float64))
-        model[-1].bias += offset
+        last.bias += offset
     return model
 
 

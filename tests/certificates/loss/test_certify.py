@@ -166,9 +166,8 @@ def test_kit_refuses_a_slope_that_is_too_small(slope: str) -> None:
     def broken(*args: object) -> Certificate:
         found = quick(*args)
         bound = getattr(found, slope)
-        return replace(
-            found, **{slope: Bound(bound.lower / 2, bound.upper / 2, bound.method)}, line=None
-        )
+        less: dict[str, Any] = {slope: Bound(bound.lower / 2, bound.upper / 2, bound.method)}
+        return replace(found, **less, line=None)
 
     # Infinity alone only carries the lower line: its lie is out of order, or a witness that cannot
     # be kept.
@@ -278,7 +277,7 @@ def test_bad_input_is_one_sentence(change: dict[str, Any], words: str) -> None:
     model, x, y = corpus()["shallow"]
     arguments = {"x": x, "y": y, "norm": 2, "loss": "margin", **change}
     with pytest.raises(ws.InputError, match=words) as caught:
-        ws.certify(model, **arguments)  # type: ignore[arg-type]
+        ws.certify(model, **arguments)
     assert "\n" not in str(caught.value)
 
 

@@ -82,7 +82,7 @@ def slopes(curve: Curve, *points: Tensor) -> list[Tensor]:
     for x in zip(*points):
         parts = torch.autograd.functional.jacobian(
             lambda *v: curve.value(*(u[None] for u in v))[0], x
-        )  # type: ignore[no-untyped-call]
+        )
         rows.append([part.reshape(-1, u.numel()) for part, u in zip(parts, x)])
     return [torch.stack([row[i] for row in rows]) for i in range(len(points))]
 
@@ -162,11 +162,11 @@ def test_ranges_are_attained_at_corners() -> None:
             assert ((found.amin(0) - error <= least) & (least <= found.amin(0))).all()
             assert ((found.amax(0) + error >= top) & (top >= found.amax(0))).all()
     for k, radius in enumerate(RADII):
-        curve = Product("k,k->k")
+        product = Product("k,k->k")
         (a, b), spans = boxes([(6,), (6,)], radius, k)
         sides = values([a, b], spans)
         corners = torch.stack([u * v for u in sides[0] for v in sides[1]])
-        least, top = curve.span(*sides)
+        least, top = product.span(*sides)
         crossing = torch.stack([(low < 0) & (high > 0) for low, high in sides]).all(0)
         assert (least <= corners.amin(0)).all() and (top >= corners.amax(0)).all()
         slack = 1e-12 * (1 + corners.abs().amax(0))  # and no wider, unless both factors cross 0
@@ -341,11 +341,11 @@ def test_the_gap_of_a_log_sum_exp() -> None:
     g = torch.Generator().manual_seed(3)
     for _ in range(200):
         p = torch.softmax(3 * torch.randn(1, 5, generator=g, dtype=torch.float64), -1)
-        r = 10 ** (3 * torch.rand(1, 5, generator=g, dtype=torch.float64) - 2)
-        e = r * torch.tensor(list(itertools.product((-1.0, 1.0), repeat=5)), dtype=torch.float64)
+        size = 10 ** (3 * torch.rand(1, 5, generator=g, dtype=torch.float64) - 2)
+        e = size * torch.tensor(list(itertools.product((-1.0, 1.0), repeat=5)), dtype=torch.float64)
         weight = p[0, 1:] / p[0, 1:].sum()
         gap = torch.logsumexp(weight.log() + e[:, 1:], -1) - e[:, 1:] @ weight
-        assert gap.max() <= jensen(p, 1 - p, r)[0, 0] * (1 + 1e-12)
+        assert gap.max() <= jensen(p, 1 - p, size)[0, 0] * (1 + 1e-12)
 
 
 def test_a_constant_where_the_box_is_wide() -> None:

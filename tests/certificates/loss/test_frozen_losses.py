@@ -5,6 +5,7 @@ other inputs.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ KINDS = [
     *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("residual", "conv")),
 ]
 RADII = [0.05, 0.2, 0.6]
-Box = Any  # low and high `(n,)`, which `Domain` does not name yet
+Box = tuple[Tensor, Tensor]  # low and high `(n,)`
 
 
 def some(n: int, seed: int) -> list[list[int]]:
@@ -72,7 +73,9 @@ def parts(kind: str, norm: float) -> tuple[Graph, Case, Tensor, int]:
     return graph, given, given.x[0].flatten(), int(given.y)
 
 
-def above(graph: Graph, x: Tensor, y: Tensor, norm: float, loss: str, domain: Box) -> tuple:
+def above(
+    graph: Graph, x: Tensor, y: Tensor, norm: float, loss: str, domain: Box
+) -> tuple[Any, ...]:
     """The certified side of a curve: start, grid, ceiling, left, rise, and the slope."""
     given = (graph, x, y, RADII, norm, loss, domain, 0, 0.0, lambda share: None)
     sides, slope, _ = loss_curve._above(*given)
@@ -126,7 +129,8 @@ def test_margins_of_samples_with_boxes_of_their_own(kind: str, norm: float) -> N
     n = flat.shape[1]
     for shift in range(3):
         boxes = [box(v, some(n, i)[(i + shift) % 3]) for i, v in enumerate(flat)]
-        domain = tuple(torch.stack(sides) for sides in zip(*boxes))
+        low, high = (torch.stack(sides) for sides in zip(*boxes))
+        domain = (low, high)
         whole = each(graph, given.x, given.y, 0.4, norm, domain, 0)
         ends = loss_curve.ends_of(
             graph,
@@ -156,12 +160,13 @@ def test_worst_cases_refuse_the_box_and_hold_without_the_input(kind: str, norm: 
     eps = 0.2
     for held in some(len(x), 5):
         domain = box(x, held)
-        where = {"norm": norm, "domain": domain}
-        for ask, more in (
+        where: dict[str, Any] = {"norm": norm, "domain": domain}
+        asked: list[tuple[Callable[..., Any], dict[str, Any]]] = [
             (worst_case.worst_case_network, {"order": 1.0, "eps": eps}),
             (worst_case.anchor, {}),
             (worst_case.anchor_and_offset, {"lam": 1.0}),
-        ):
+        ]
+        for ask, more in asked:
             with pytest.raises(InputError, match="empty interior"):
                 ask(network, x[None], given.y, **where, **more)
         if len(held) == len(x):

@@ -5,6 +5,7 @@ every piece it is made of.
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -145,7 +146,7 @@ def test_kink_on_the_line() -> None:
 @functools.cache
 def nets() -> dict[str, tuple[nn.Module, Tensor, Tensor]]:
     """Random networks of the line and of the plane, with three samples each."""
-    found = {}
+    found: dict[str, tuple[nn.Module, Tensor, Tensor]] = {}
     for name, n, hidden, seed in (("line", 1, 4, 3), ("plane", 2, 4, 1)):
         generator = torch.Generator().manual_seed(seed)
         net = (
@@ -431,18 +432,16 @@ def test_the_cells_of_a_certificate_count(loss: str) -> None:
 def test_a_certificate_for_something_else_is_refused() -> None:
     model, x, y = nets()["line"]
     known = certify(model, x, y, 2, "margin", (0.0, 1.0), slopes=["margin"], time_limit=1)
-    for change in (
+    given: dict[str, Any] = {"x": x, "y": y, "norm": 2, "loss": "margin", "grid": [0.1]}
+    changes: list[dict[str, Any]] = [
         {"x": x[:2], "y": y[:2]},
         {"loss": "cross_entropy"},
         {"norm": 1},
         {"mu": tensor([0.5, 0.25, 0.25])},
-    ):
+    ]
+    for change in changes:
         with pytest.raises(InputError, match="about other samples"):
-            loss_curve(
-                model,
-                **{"x": x, "y": y, "norm": 2, "loss": "margin", "grid": [0.1], **change},
-                certificate=known,
-            )
+            loss_curve(model, **{**given, **change}, certificate=known)
     with pytest.raises(InputError, match="certify there or on R"):
         loss_curve(model, x, y, 2, 1, "margin", (-1.0, 2.0), grid=[0.1], certificate=known)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def linear_worst_case(
     `s_i >= loss_i(y') - lam kappa_i(y') - t` and lam at least the slope, as a linear program.
     """
     value = LIPSCHITZ[loss]
-    w = (model.weight[1] - model.weight[0]).detach()  # type: ignore[union-attr, operator]
+    w = (model.weight[1] - model.weight[0]).detach()
     slope = float(torch.linalg.vector_norm(w, {1.0: INF, 2.0: 2.0, INF: 1.0}[norm]))
     n = len(x)
     rows, sides = [], []
@@ -74,7 +75,7 @@ def linear_worst_case(
 def test_a_linear_model_is_exact(norm: float, loss: str) -> None:
     for seed, (kappa, alpha) in enumerate(((INF, 0.6), (0.5, 1.0), (0.4, 0.7), (2.0, 0.3))):
         model, x, y = linear(seed)
-        also = {"label_cost": kappa, "subpopulation": alpha}
+        also: dict[str, Any] = {"label_cost": kappa, "subpopulation": alpha}
         curve = ws.loss_curve(model, x, y, norm, 1, loss, None, **also)
         proof = ws.certify(model, x, y, norm, loss, slopes=["infinity", "margin"], **also)
         for eps in (0.05, 0.8):
@@ -121,7 +122,7 @@ def program(curve: OthersLossCurve, eps: float) -> float:
 def test_the_lower_side_is_the_best_distribution(seed: int) -> None:
     model, x, y = network(seed)
     for kappa, alpha in ((INF, 0.6), (0.2, 1.0), (0.1, 0.7)):
-        also = {"label_cost": kappa, "subpopulation": alpha}
+        also: dict[str, Any] = {"label_cost": kappa, "subpopulation": alpha}
         first = ws.loss_curve(model, x, y, "inf", 1, **also)
         for order in (1.0, 1.5, INF):
             curve = first.of_order(order)
@@ -246,7 +247,7 @@ def test_a_small_network_is_closed_by_its_cells() -> None:
     x, y = torch.rand(4, 2, dtype=torch.float64), torch.tensor([0, 1, 2, 1])
     cases = ((1, INF, 0.6), (1, 0.2, 0.7), (2, INF, 0.7), (INF, 0.1, 0.7))
     for order, kappa, alpha in cases:
-        also = {"label_cost": kappa, "subpopulation": alpha}
+        also: dict[str, Any] = {"label_cost": kappa, "subpopulation": alpha}
         curve = ws.loss_curve(model, x, y, "inf", order, "margin", **also)
         for eps in (0.05, 0.3):
             found = ws.worst_case(model, x, y, ws.Threat("inf", order, eps, **also))

@@ -58,9 +58,9 @@ def residual_graph(name: str, skip: bool, norm: bool = False, seed: int = 0) -> 
     """`head(x + b(f(a(x))))`, or without the way around f, with random weights; by hand,
     because exporting takes long.
     """
-    layers = filled(nn.Sequential(nn.Linear(3, 7), nn.Linear(7, 3), nn.Linear(3, 4)), seed)
-    biases = [m.bias.detach() for m in layers]  # type: ignore[union-attr]
-    a, b, head = ((Matrix(m.weight.detach()), bias) for m, bias in zip(layers, biases))
+    layers = nn.Sequential(nn.Linear(3, 7), nn.Linear(7, 3), nn.Linear(3, 4))
+    filled(layers, seed)
+    a, b, head = ((Matrix(m.weight.detach()), m.bias.detach()) for m in layers)
     nodes = [
         Node((), (3,), "input"),
         Node((0,), (7,), "a", Affine(*a)),
@@ -75,7 +75,7 @@ def residual_graph(name: str, skip: bool, norm: bool = False, seed: int = 0) -> 
 
 
 class Function(nn.Module):
-    def __init__(self, function) -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, function) -> None:
         super().__init__()
         self.function = function
 

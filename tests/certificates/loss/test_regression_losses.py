@@ -17,7 +17,7 @@ INF = math.inf
 DOUBLE = torch.float64
 NORMS = (1.0, 2.0, INF)
 LOSSES = ("absolute", "pinball", "huber", "squared")
-SETTINGS = {"quantile": 0.8, "delta": 0.3}
+SETTINGS: dict[str, Any] = {"quantile": 0.8, "delta": 0.3}
 
 
 def linear(seed: int = 0, n: int = 3, count: int = 12) -> tuple[nn.Module, Tensor, Tensor]:
@@ -104,7 +104,7 @@ def test_targets_that_move_are_one_more_input(norm: float) -> None:
     assert exact.bound.lower == pytest.approx(truth, rel=1e-4) and exact.bound.upper >= truth * (
         1 - 1e-15
     )
-    points, targets, masses, root = curve.atoms(0.2)  # type: ignore[attr-defined]
+    points, targets, masses, root = curve.atoms(0.2)
     moved = torch.cat([points - x[root], kappa * (targets - y[root, None])], 1)
     cost = (masses * torch.linalg.vector_norm(moved, norm, dim=1)).sum()
     loss = (masses * (net(points).detach() - targets).abs()[:, 0]).sum()
@@ -174,7 +174,7 @@ def test_witnesses_are_evaluated(loss: str) -> None:
             one = curve.of_order(order)
             found = one.witness(0.1)
             assert found.verify(net) and found.cost <= 0.1
-            points, targets, masses, _ = one.atoms(0.1)  # type: ignore[attr-defined]
+            points, targets, masses, _ = one.atoms(0.1)
             again = float((masses * losses(net(points).detach() - targets, loss)).sum())
             low, high = one(0.1)
             assert again == pytest.approx(low, rel=1e-9) and again <= high

@@ -272,8 +272,8 @@ def test_chords_into_the_cube_around_a_sample(mode: str, monkeypatch: pytest.Mon
                 lead = Fraction(float(search.least)) - gap - Fraction(error)
                 assert Fraction(found) >= total - lead / Fraction(float(reach))
         # A margin that is large beside its move, and none.
-        for error, z, shrink in ((0.0, -9.7, 2.0**-40), (0.0, 0.0, 1.0), (0.25, -9.7, 1.0)):
-            search = search_of(monkeypatch, x, z=(0.0, z), loss="cross_entropy")
+        for error, rival, shrink in ((0.0, -9.7, 2.0**-40), (0.0, 0.0, 1.0), (0.25, -9.7, 1.0)):
+            search = search_of(monkeypatch, x, z=(0.0, rival), loss="cross_entropy")
             radius = torch.tensor([side * shrink], dtype=DOUBLE)
             search.error = torch.tensor([error], dtype=DOUBLE)
             with rounded(mode):

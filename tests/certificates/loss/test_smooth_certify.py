@@ -58,10 +58,8 @@ class Shallow:
     def random(cls, n: int, hidden: int, classes: int, activation: str, seed: int) -> "Shallow":
         generator = torch.Generator().manual_seed(seed)
         sizes = ((hidden, n), (hidden,), (classes, hidden), (classes,))
-        return cls(
-            *(torch.randn(size, dtype=torch.float64, generator=generator) for size in sizes),
-            activation,
-        )
+        a, c, d, e = (torch.randn(size, dtype=torch.float64, generator=generator) for size in sizes)
+        return cls(a, c, d, e, activation)
 
     @property
     def graph(self) -> Graph:
@@ -499,7 +497,7 @@ class Normalised(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.a(x)
         more = torch.relu(self.b(torch.relu(self.norm(tokens))))
-        return self.head(tokens + more)  # type: ignore[no-any-return]
+        return self.head(tokens + more)
 
 
 def test_chords_are_not_as_steep_as_the_steepest_place() -> None:
@@ -542,7 +540,7 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.layer(self.embed(x.reshape(-1, 2, 2)))
-        return self.head(self.norm(tokens).mean(1))  # type: ignore[no-any-return]
+        return self.head(self.norm(tokens).mean(1))
 
 
 def test_a_transformer_with_a_final_norm_is_bounded() -> None:
@@ -595,7 +593,7 @@ def test_attention_without_a_normalisation_needs_a_domain() -> None:
         def forward(self, x: Tensor) -> Tensor:
             tokens = x.reshape(-1, 2, 4)
             seen = self.attention(tokens, tokens, tokens, need_weights=False)[0]
-            return self.head(seen.mean(1))  # type: ignore[no-any-return]
+            return self.head(seen.mean(1))
 
     graph = read(Bare(), (8,), smooth=True)
     x = torch.full((1, 8), 0.5).double()

@@ -526,9 +526,8 @@ def test_any_multipliers_give_an_upper_bound(
             inside = points[(points @ problem.atlas.G[cell].T <= problem.atlas.g[cell]).all(1)]
             if not len(inside):
                 continue
-            u = g.exponential(size=problem.atlas.G.shape[1]) * (
-                g.random(problem.atlas.G.shape[1]) < 0.4
-            )
+            count = (problem.atlas.G.shape[1],)
+            u = g.exponential(size=count) * (g.random(count) < 0.4)
             place = family._cut(v, u)
             cut = family.cuts.rows[place]
             value = inside @ family.forms.rows[v, :-1] + family.forms.rows[v, -1]

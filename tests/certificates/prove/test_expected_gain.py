@@ -1,6 +1,7 @@
 """What more branching is expected to bring, and that a search ends where that is nothing."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -83,7 +84,7 @@ def test_balls_are_not_left_out() -> None:
 def test_a_radius_does_not_depend_on_the_batch(norm: float | str) -> None:
     model = ws.zoo.open_model("digits-mlp-adv").model
     x, y = ws.zoo.open_data("digits").read(0, 6)
-    options = {"norm": norm, "effort": 0.05, "arithmetic": "exact"}
+    options: dict[str, Any] = {"norm": norm, "effort": 0.05, "arithmetic": "exact"}
     together = ws.radii(model, x, y, **options)
     alone = [ws.radii(model, x[k : k + 1], y[k : k + 1], **options) for k in range(6)]
     assert [float(one.values) for one in alone] == pytest.approx(together.values.tolist(), 1e-6)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -331,9 +332,9 @@ def test_what_is_not_covered_is_refused_in_one_sentence() -> None:
     )
     plain = nn.Sequential(nn.Linear(4, 3))
     graph = read(plain, (4,))
-    bare = Graph(
-        (Node((), (4,), "the input"), Node((0,), (3,), "a layer", Affine(graph.nodes[1].map)))
-    )
+    layer = graph.nodes[1].map
+    assert layer is not None
+    bare = Graph((Node((), (4,), "the input"), Node((0,), (3,), "a layer", Affine(layer))))
     refused(bare, "not read from a model")
     with pytest.raises(InputError, match="unknown arithmetic 'float'"):
         ws.radii(plain, x, y, arithmetic="float")
@@ -403,7 +404,7 @@ def test_a_loss_curve_of_the_executed_network(loss: str) -> None:
     x = torch.rand(4, 8, generator=torch.Generator().manual_seed(2))
     y = read(model, (8,)).logits(x).argmax(1)
     grid = [1e-4, 1e-2]
-    options = {"norm": "inf", "order": "inf", "loss": loss, "grid": grid}
+    options: dict[str, Any] = {"norm": "inf", "order": "inf", "loss": loss, "grid": grid}
     exact, executed = (
         ws.loss_curve(model, x, y, arithmetic=kind, **options) for kind in ("exact", "executed")
     )
@@ -446,7 +447,7 @@ def test_an_evaluation_says_which_arithmetic_its_radii_hold_for(tmp_path: Path) 
     x = torch.rand(4, 6)
     data = (x, model(x).argmax(1))
     threat = ws.Threat("inf", "inf", 0.01, (0.0, 1.0))
-    options = {"certify": "crown", "look": False}
+    options: dict[str, Any] = {"certify": "crown", "look": False}
     found = {}
     for arithmetic in ("executed", "exact"):
         run = ws.evaluate(
@@ -485,6 +486,7 @@ def test_margins_are_moved_by_no_less_than_the_slack() -> None:
         slack = torch.rand(40, generator=generator, dtype=torch.float64)
         slack[0] = 0.0
         last = graph.nodes[-1]
+        assert isinstance(last.op, Affine)
         op = replace(last.op, bias=bias)
         before = replace(graph, nodes=(*graph.nodes[:-1], replace(last, op=op)))
         moved = ahead(before, slack).nodes[-1].bias

@@ -132,7 +132,7 @@ MAKE: dict[str, Callable[[], Graph]] = {
     **{
         name: lambda name=name: read(
             seeded(CURVED[name][0](), 5).eval(), CURVED[name][1], smooth=True
-        )  # type: ignore[misc]
+        )
         for name in ("post-LN, batch second", "causal", "gate", "broadcast product")
     },
 }
@@ -146,7 +146,7 @@ def network(name: str) -> Graph:
 
 def where(kind: str, n: int, radius: float = 0.3) -> Where:
     centre = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
-    return {
+    regions: dict[str, Where] = {
         "box": (centre - 0.5 * radius, centre + radius),
         "l1": Ball(centre, 2 * radius, 1),
         "l2 in a box": Ball(centre, 1.5 * radius, 2, (0.0, 1.0)),
@@ -156,7 +156,8 @@ def where(kind: str, n: int, radius: float = 0.3) -> Where:
             torch.where(centre > 0.5, -inf, centre),
             torch.where(centre < 0.7, inf, centre + radius),
         ),
-    }[kind]
+    }
+    return regions[kind]
 
 
 @pytest.mark.parametrize("name", SMOOTH)
@@ -566,7 +567,7 @@ def test_a_search_stops_when_told_and_keeps_its_bracket(monkeypatch: pytest.Monk
     graph = mlp([2, 6, 6, 3], 4, ["tanh"])
     few = lipschitz(graph, 2, (-1, 1), method="exact", nodes=40)
     assert 40 <= few.info["nodes"] <= 40 + 2 * 256 and few.gap > 1e-4
-    steps = []
+    steps: list[float] = []
 
     def interrupted(self: InputSearch) -> None:
         if len(steps) == 12:
@@ -597,7 +598,7 @@ def test_models_are_read_with_their_smooth_parts() -> None:
     bound = ws.lipschitz(model, 1, (0, 1), method="sdp")
     assert 0 < bound.lower <= bound.upper < inf and bound.info["neurons"] == 8
     assert lipschitz(
-        read(nn.Sequential(*list(model)[:3]), (3,), smooth=True),
+        read(nn.Sequential(*list(model.children())[:3]), (3,), smooth=True),
         1,
         outputs="logits",
         method="product",

@@ -575,22 +575,20 @@ def test_a_batch_is_as_good_as_its_samples_alone(
     graph = network(name)
     x, y, radius = samples(graph, 5, 3)
     for norm in NORMS:
-        same = (
-            {"rtol": 1e-9, "atol": 1e-9} if not steps else {"rtol": 1e-5, "atol": 1e-5}
-        )  # the ascent is in single precision
+        off = 1e-9 if not steps else 1e-5  # the ascent is in single precision
         whole = margin_bounds(graph, x, y, radius, norm, BOX, steps)
         alone = torch.cat(
             [margin_bounds(graph, x[[i]], y[[i]], radius[i], norm, BOX, steps) for i in range(5)]
         )
-        assert torch.allclose(whole, alone, **same)
+        assert torch.allclose(whole, alone, rtol=off, atol=off)
         order = torch.tensor([3, 0, 4, 1, 2])
         mixed = margin_bounds(graph, x[order], y[order], radius[order], norm, BOX, steps)
-        assert torch.allclose(mixed, whole[order], **same)
+        assert torch.allclose(mixed, whole[order], rtol=off, atol=off)
         with monkeypatch.context() as patch:
             patch.setattr(rows_module, "CHUNK", 1024)
             patch.setattr(rows_module, "ALONE", 2)
             cut = margin_bounds(graph, x, y, radius, norm, BOX, steps)
-        assert torch.allclose(cut, whole, **same)
+        assert torch.allclose(cut, whole, rtol=off, atol=off)
 
 
 def test_chunks_are_every_wanted_entry_once() -> None:

@@ -238,7 +238,7 @@ MAPS: dict[str, tuple[Linear, tuple[int, ...]]] = {
 def test_a_map_tells_the_truth_of_itself(name: str) -> None:
     """Transpose, magnitude, norms of the map and of its rows, terms: against its matrix."""
     map_, shape = MAPS[name]
-    shape = shape or map_.shape  # type: ignore[attr-defined]
+    shape = shape or map_.shape
     count = math.prod(shape)
     eye = torch.eye(count, dtype=torch.float64).reshape(-1, *shape)
     out = map_.forward(eye)

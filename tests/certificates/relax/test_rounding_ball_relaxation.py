@@ -251,10 +251,11 @@ def test_radii_after_a_map(mode: str) -> None:
     matrix = Matrix(uniform(4, 3, seed=9))
     for k in range(20):
         a, b = (1 + uniform(1, seed=k + 100 * j) for j in (1, 2))
-        nodes = (start(3), start(3), Node((0,), (4,), "", Affine(matrix)))
-        nodes = (*nodes, Node((0, 1), (6,), "", Affine(Concat(0, (3, 3)))))
         nodes = (
-            *nodes,
+            start(3),
+            start(3),
+            Node((0,), (4,), "", Affine(matrix)),
+            Node((0, 1), (6,), "", Affine(Concat(0, (3, 3)))),
             Node((0, 1), (3,), "", Affine(Sum(2))),
             Node((2,), (4,), "", Affine(matrix)),
         )

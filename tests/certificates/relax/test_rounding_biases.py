@@ -110,8 +110,8 @@ def test_magnitudes_of_biases_go_where_the_biases_go() -> None:
             assert (
                 most is None
                 or (most.expand(torch.broadcast_shapes(most.shape, bias.shape)) >= bias.abs()).all()
-            )  # type: ignore[no-untyped-call]
+            )
         return sum(most is not None for _, most in sizes)
 
     assert check(graph) == check(graph.head(rows)) == 2
-    assert graph.head(rows).nodes[-1].bias_size.shape == (2,)  # type: ignore[union-attr]
+    assert graph.head(rows).nodes[-1].bias_size.shape == (2,)

@@ -305,7 +305,7 @@ def test_weights_that_are_known_up_to_a_relative_error(mode: str) -> None:
             assert (low <= ends[0][k] + 1e-15).all() and (high >= ends[1][k] - 1e-15).all()
         one = values(true, long(x)[0])[1]
         low, high = (long(v)[0] + long(two.centre[1])[0] for v in two.spans[1])
-        weight = true.nodes[1].map.weight  # type: ignore[union-attr]
+        weight = true.nodes[1].map.weight
         swing = np.sqrt((long(weight) ** 2).sum(1)) * long(radius)[0]
         assert (low <= one - swing).all() and (high >= one + swing).all()
         assert (long(upper) + long(sweep.centre[len(graph.nodes) - 1])[0] >= ends[1][-1]).all()
@@ -313,9 +313,9 @@ def test_weights_that_are_known_up_to_a_relative_error(mode: str) -> None:
         for k, (low, high) in fixed.spans.items():
             source = graph.nodes[k].inputs[0]
             assert (long(low) <= ends[0][source]).all() and (long(high) >= ends[1][source]).all()
-        total = long(true.nodes[1].map.weight)  # type: ignore[union-attr]
+        total = long(true.nodes[1].map.weight)
         for k in (3, 5):
-            total = long(true.nodes[k].map.weight) @ total  # type: ignore[union-attr]
+            total = long(true.nodes[k].map.weight) @ total
         for low, high in (partial, *((low[0], high[0]) for low, high in low_high)):
             assert (long(low) <= total).all() and (long(high) >= total).all()
         for k, (low, high) in inner.items():

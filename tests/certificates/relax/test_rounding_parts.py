@@ -168,10 +168,10 @@ def test_the_shifts_of_a_smooth_activation(mode: str) -> None:
                 value >= long(tilt) * d + long(below)
             ).all()
     with rounded(mode):
-        value, (least, most) = shape.output()
+        centre, (least, most) = shape.output()
     for d in (long(low), long(high)):
-        assert (np.tanh(long(c) + d) >= long(value) + long(least)).all()
-        assert (np.tanh(long(c) + d) <= long(value) + long(most)).all()
+        assert (np.tanh(long(c) + d) >= long(centre) + long(least)).all()
+        assert (np.tanh(long(c) + d) <= long(centre) + long(most)).all()
 
 
 @pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
@@ -371,7 +371,7 @@ def to_the_end(steps: Generator[Tensor, Tensor | None, Span]) -> Span:
         while True:
             rows = steps.send(torch.arange(len(rows)))
     except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+        return end.value
 
 
 def chain(factor: float, depth: int, last: float) -> Graph:
@@ -775,7 +775,7 @@ def test_shifts_of_gated_activations_to_a_relu() -> None:
             lowest = mpmath.findroot(
                 lambda v, function=function: mpmath.diff(function, v), ACTIVATIONS[name].lowest
             )
-            again = _Gated.make(name, ACTIVATIONS[name].gate)  # type: ignore[attr-defined]
+            again = _Gated.make(name, ACTIVATIONS[name].gate)
             assert again.distance_to_relu >= -function(lowest)
         assert rounded_up(math.log(2)) >= mpmath.log(2)
     for size in (0.0, 1e-30, 1 / 3, 1e5):

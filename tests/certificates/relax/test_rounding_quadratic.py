@@ -52,11 +52,12 @@ def test_forms_of_affine_maps(before: float, off: float, mode: str) -> None:
     given = torch.cat([1 + uniform(1, n, seed=6), uniform(2, n, seed=7)])
     errors = before * (1 + uniform(1, n, seed=8))
     graph = replace(Graph((Node((), (n,), "the input"),)), rounding=off)
-    op = Affine(Matrix(weight), bias)
+    map_ = Matrix(weight)
+    node = Node((0,), (3,), "a layer", Affine(map_, bias))
     with rounded(mode):
-        form = op.map.forward(given)
+        form = map_.forward(given)
         form = torch.cat([form[:1] + bias, form[1:]])
-        found = quadratic._affine_error(graph, op, [given], [errors])
+        found = quadratic._affine_error(graph, node, [given], [errors])
     more = 1 + Fraction(off)
     inputs = fractions(given)
     wrong = fractions(errors)[0]
@@ -129,7 +130,7 @@ def simple(m: int, **given: Tensor) -> Forms:
         "logit_base": torch.zeros(2, dtype=DOUBLE),
         "logit_error": torch.zeros(2, dtype=DOUBLE),
     }
-    return Forms(**{**parts, **given}, parts=(slice(0, m),))  # type: ignore[arg-type]
+    return Forms(**{**parts, **given}, parts=(slice(0, m),))
 
 
 def exact(forms: Forms, found: Relaxation, values: Tensor, s: Tensor, way: int) -> Fraction:

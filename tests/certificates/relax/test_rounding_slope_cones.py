@@ -25,7 +25,7 @@ from wassail.certificates.relax import slope_cone_layer, slope_cones
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep
 from wassail.certificates.relax.lines import Arithmetic, Precision, Shape
-from wassail.certificates.relax.norms import map_norm
+from wassail.certificates.relax.norms import Gram, map_norm
 from wassail.certificates.relax.rows import row_dot
 from wassail.certificates.relax.slope_cone_layer import Bent, Layer, Lengths, Pulled
 from wassail.certificates.relax.slope_cones import Bounded, Seen, SlopeCones
@@ -60,7 +60,7 @@ def test_bends_and_their_roots(name: str, mode: str) -> None:
     shape = shape_of(200, name)
     kind = Precision(DOUBLE, 8)
     with rounded(mode):
-        mid, bend = shape.cone(kind)  # type: ignore[arg-type]
+        mid, bend = shape.cone(kind)
         every = shape.c == shape.c
         bent = Bent.make(shape, torch.zeros_like(mid), every, kind)  # type: ignore[arg-type]
         roots = (bent.root, slope_cone_layer.flattened_root(shape, kind))  # type: ignore[arg-type]
@@ -441,7 +441,7 @@ def test_rows_and_layers_together(norm: float, mode: str) -> None:
 # --- Gram matrices of convolutions -------------------------------------------------------------
 
 
-def gram_of(rows: Tensor, weight: Tensor, dtype: torch.dtype) -> slope_cones.Gram:
+def gram_of(rows: Tensor, weight: Tensor, dtype: torch.dtype) -> Gram:
     """`A A^T` of one row, that of a convolution with a single window."""
     size = weight.shape[-1]
     layer = nn.Conv2d(1, 1, size, bias=False).double()

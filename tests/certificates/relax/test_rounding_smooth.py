@@ -191,7 +191,7 @@ def test_secants_are_as_steep_as_the_activation(mode: str) -> None:
         found = jacobian.secants(bounds)
         least, top = bounds.derivative(1)
     (scale,) = (n.map for n in found.graph.nodes if n.map is not None and n.inputs == (1,))
-    width = scale.factor  # type: ignore[union-attr]
+    width = scale.factor
     assert (long(least) + long(width) >= long(top)).all()
     assert found.graph.rounding == 1e-7
 
@@ -423,9 +423,9 @@ def test_attention_on_balls_is_rounded_up(mode: str, monkeypatch: pytest.MonkeyP
     for k in range(40):
         a, v, radius, shift = (0.2 + uniform(4, seed=50 + k)).tolist()
         n = 2 + k
-        matrices = [torch.tensor([[value]], dtype=DOUBLE) for value in (a, v)]
+        keys, values = (torch.tensor([[value]], dtype=DOUBLE) for value in (a, v))
         with rounded(mode):
-            paper = castin(n, *matrices, radius)
+            paper = castin(n, keys, values, radius)
             ours = attention._global(n, a, v, radius, shift, None)
             most = attention._likeliest(n, a, None)
         with mpmath.workdps(40):

@@ -259,7 +259,7 @@ class Added(Curve):
 def of_a_curve(curve: Added, radius: float) -> Range:
     """The span that a sweep gives such a curve."""
     n = curve.unit.shape[1]
-    graph = Graph((start(n), Node((0,), (n,), "", Curved(curve))))  # type: ignore[arg-type]
+    graph = Graph((start(n), Node((0,), (n,), "", Curved(curve))))
     return Sweep(graph, ball(torch.zeros(1, n, dtype=DOUBLE), radius)).run().spans[1]
 
 

@@ -223,7 +223,7 @@ def test_a_direction_in_which_two_layers_bend() -> None:
     ]
     model = model.double()
     with torch.no_grad():
-        for layer, (weight, bias) in zip(model[::2], weights):
+        for layer, (weight, bias) in zip(list(model)[::2], weights):
             layer.weight.copy_(torch.tensor(weight))
             layer.bias.copy_(torch.tensor(bias))
     graph = read(model, (1,))

@@ -322,7 +322,7 @@ def test_an_interrupt_leaves_a_run_that_goes_on(
     def command(out: str, *options: str, stop: int = 0) -> int:
         def work() -> int:
             # Pages are not what is tested here, and slow.
-            commands._write_pages = lambda *_: None  # type: ignore[assignment]
+            commands._write_pages = lambda *_: None
             signal.signal(
                 signal.SIGINT, signal.default_int_handler
             )  # what a shell runs in the background ignores it
@@ -370,8 +370,12 @@ def test_the_command_killed_from_outside(tmp_path: Path) -> None:
     for i in range(KILLS // 2):
         out = tmp_path / f"run-{i}"
         enough = rng.randrange(1, len(whole) - 2)
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        with subprocess.Popen([*command, str(out)], env=environment, **quiet) as child:
+        with subprocess.Popen(
+            [*command, str(out)],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as child:
             while (
                 child.poll() is None
                 and sum(len(names) for _, _, names in os.walk(out / "results")) < enough
