@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import wassail as ws
 from support.rescaled import ALL, NORMS, PIECEWISE, case, random_graph, rescaled
 from wassail.certificates.graph.equilibrate import equilibrated
-from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
+from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, _times
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.prove.radii import radii
 from wassail.certificates.relax.crown import margin_bounds
@@ -238,3 +238,9 @@ def near_box(x: Tensor, radius: float, norm: float, seed: int) -> Tensor:
     u = torch.randn(len(x), 200, x[0].numel(), generator=g, dtype=torch.float64)
     u = radius * u / torch.linalg.vector_norm(u, norm, dim=2, keepdim=True)
     return (x.flatten(1)[:, None] + u).clamp(0, 1).reshape(len(x), 200, *x.shape[1:])
+
+
+def test_a_product_of_ranges_pays_for_its_underflow() -> None:
+    tiny = (torch.tensor([1e-200], dtype=torch.float64),) * 2
+    low, high = _times(tiny, tiny)
+    assert float(low) < 0 < float(high)

@@ -309,3 +309,21 @@ def test_losses_by_their_definitions() -> None:
         task = Residuals.of(loss, torch.zeros(50, 3), 0.8, 0.3, 50)
         found = task.value(task.largest(torch.cat([e, -e], 1)))
         assert torch.allclose(found, losses(e, loss), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("high", [0.7, 100.03, 10000.3])
+def test_walls_are_not_rounded_where_targets_move_too(high: float) -> None:
+    """Beside a price for targets, walls that are two numbers were once rounded to float32."""
+    low, width = high - 1.0, high - (high - 1.0)
+    net = nn.Linear(1, 1).double().eval()
+    with torch.no_grad():
+        net.weight.fill_(1.0)
+        net.bias.fill_(-low)
+    x = torch.tensor([[low + 0.2]], dtype=torch.float64)
+    y = net(x).detach()[:, 0]
+    wall = float(width - y[0])
+    options: dict[str, Any] = {"label_cost": 1e12, "eps": [5.0]}
+    curve = ws.loss_curve(net, x, y, "inf", "inf", "absolute", (low, high), **options)
+    least, most = curve(5.0)
+    assert wall <= most <= wall + 1e-9 and least <= most
+    assert bool(((curve.points[..., :1] >= low) & (curve.points[..., :1] <= high)).all())

@@ -193,3 +193,26 @@ def test_cones_are_rounded_up(mode: str) -> None:
         tops = Cones(heights, rises).within(1.7)
     for height, top in zip(heights[:, 0].tolist(), tops.tolist()):
         assert Fraction(top) >= Fraction(height) + Fraction(float(rises[0])) * Fraction(1.7)
+
+
+def test_no_feasible_distribution_is_above_a_cone() -> None:
+    """f = x1 + 50 relu(x2 - 0.9) with boxes of their own: one sample goes to the corner, the other
+    spends the rest. The ends of shells were once rounded to float32: 4.8e-8 too low.
+    """
+    net = network(0, 2, 2)
+    with torch.no_grad():
+        net[0].weight.copy_(torch.eye(2))
+        net[0].bias.copy_(torch.tensor([1.0, -0.9], dtype=DOUBLE))
+        net[2].weight.copy_(torch.tensor([[1.0, 50.0]]))
+        net[2].bias.fill_(-1.0)
+    for start, norm in itertools.product((0.3, 0.35), NORMS):
+        x = torch.tensor([[0.0, start], [0.1, 0.0]], dtype=DOUBLE)
+        low = torch.zeros(2, 2, dtype=DOUBLE)
+        high = torch.tensor([[0.0, 1.0], [5.0, 0.0]], dtype=DOUBLE)
+        y = net(x).detach()[:, 0]
+        eps = 0.5 * (1 - start) + 0.5 * 2.0
+        curve = ws.loss_curve(net, x, y, norm, 1, "absolute", (low, high), eps=[eps])
+        moved = net(torch.tensor([[0.0, 1.0], [2.1, 0.0]], dtype=DOUBLE)).detach()[:, 0]
+        feasible = float((moved - y).abs().mean())
+        least, most = curve(eps)
+        assert least <= most and feasible <= most <= feasible + 1e-9

@@ -200,3 +200,18 @@ def test_cuts_come_back_from_leaves_and_travel() -> None:
     assert (again.cuts.low <= again.cuts.high).all()
     there = pickle.loads(pickle.dumps((tree, domains)))
     assert torch.equal(there[0].bounded(there[1], 4).bound, tree.bounded(domains, 4).bound)
+
+
+def test_a_network_whose_bounds_are_infinite_is_no_error() -> None:
+    """On R^n at linf the ascent of this one had nothing to climb, and raised torch's error."""
+    first, last = nn.Linear(4, 2), nn.Linear(2, 3)
+    with torch.no_grad():
+        first.weight.copy_(torch.tensor([[0.01, -0.65, -0.99, 0.14], [0.41, 0.3, -0.37, 0.45]]))
+        first.bias.copy_(torch.tensor([-0.76, 0.31]))
+        last.weight.copy_(torch.tensor([[-41.7, -171.4], [18.3, 131.0], [126.1, 88.3]]))
+        last.bias.copy_(torch.tensor([-160.6, -46.3, 183.8]))
+    net = nn.Sequential(first, nn.CELU(0.6), last).eval()
+    x = torch.tensor([[0.02, 1.08, -3.32, 2.16], [1.72, 0.03, 3.39, 3.86]])
+    for norm in (1, 2, "inf"):
+        found = ws.radii(net, x, net(x).argmax(1), norm, None, method="branch", effort=0.2)
+        assert bool((found.values > 0).all())

@@ -177,11 +177,12 @@ class _Penalised(Search):
         for p in (free, moving(size, self.step(line).abs(), self.norm)):
             length = rounding.length(p, dual(self.norm), 1) * (1 + terms)
             rest = self.price - length
-            away = rest * torch.where(rest > 0, self.near, net.radius)
+            # float64: of two numbers torch.where makes float32
+            away = rest * torch.where(rest > 0, self.near, torch.full_like(rest, net.radius))
             value = here.sum(1) + line.b - (room * (size - p)).sum(1) + away
             error = terms * (most + (self.price + length) * net.radius)
             best = torch.maximum(best, value - error)
-        return best
+        return torch.where(best.isnan(), -math.inf, best)
 
     def bounded(self, net: Relaxed, nodes: Nodes, radius: float) -> Nodes:
         """Nodes with better multipliers, the bounds that these prove, and the neurons to split

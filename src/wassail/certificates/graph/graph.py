@@ -325,7 +325,7 @@ def _times(g: Span, d: Span) -> Span:
     )
     # Else it is 0, and nothing underflows.
     some = ((g[0] != 0) | (g[1] != 0)) & ((d[0] != 0) | (d[1] != 0))
-    lost = torch.where(some, FLOOR[torch.float64], 0.0)
+    lost = some.double() * FLOOR[torch.float64]
     return low - UNIT * finite_size(low) - lost, high + UNIT * finite_size(high) + lost
 
 

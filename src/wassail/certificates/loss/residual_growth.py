@@ -136,7 +136,10 @@ class Errors:
         """Whether the domain is."""
         if self.domain is None:
             return False
-        return all(bool(torch.as_tensor(side).isfinite().all()) for side in self.domain)
+        return all(
+            bool(torch.as_tensor(side, dtype=torch.float64).isfinite().all())
+            for side in self.domain
+        )
 
     @property
     def reach(self) -> float:

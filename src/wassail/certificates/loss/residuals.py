@@ -217,7 +217,9 @@ def beside_targets(x: Tensor, domain: Domain) -> tuple[Tensor, Domain]:
         return flat, None
     own = boxes_of(domain)
     if own is None:
-        low, high = (torch.full((1, flat.shape[1] - 1), side).double() for side in domain)  # type: ignore[arg-type]
+        # float64: a wall that float32 rounds belongs to another box
+        wall = flat.new_empty((1, flat.shape[1] - 1), dtype=torch.float64)
+        low, high = (torch.full_like(wall, side) for side in domain)  # type: ignore[arg-type]
     else:
         low, high = own.fit(x).flat()
     free = torch.full_like(low[:, :1], math.inf)

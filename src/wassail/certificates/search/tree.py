@@ -216,6 +216,8 @@ class Tree(Neurons):
                 found = self._margin(
                     self.sweep.fast, rows, held, subproblems.sign, *unknowns.parts(subproblems)
                 )
+                if not found.value.requires_grad:  # its bounds are infinite: nothing to climb
+                    break
                 pulls = torch.autograd.grad(
                     found.value.sum(), unknowns.values, allow_unused=unknowns.cut
                 )
