@@ -77,6 +77,7 @@ DATA: dict[str, tuple[dict[str, Any], str]] = {
     "x inf": ({"x": X / 0}, "sample 0 contains NaN or infinity"),
     "x uint8": ({"x": (X * 255).byte()}, "divide by 255 if they are 8-bit"),
     "x 0..255": ({"x": X * 255}, "these look like 8-bit images"),
+    "x 0..16": ({"x": X * 16}, "give their domain"),
     "x normalised": ({"x": X * 2 - 1}, "put any normalisation inside the model"),
     "x half": ({"x": X.half()}, "the samples are float16"),
     "x complex": ({"x": X.to(torch.complex64)}, "the samples are complex64"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import nn
 
 import wassail as ws
 from wassail.cli.parser import main
+from wassail.report.export import to_npz, to_pt
 from wassail.report.page import report
 from wassail.report.units import changes
 from wassail.testing import LinearClassifier
@@ -277,3 +279,59 @@ def test_a_box_for_each_feature_on_the_command_line(tmp_path, capsys, monkeypatc
         box.write_text(text)
         assert main([*base, "--box", str(box)]) == 2
         assert words in capsys.readouterr().err
+
+
+def test_points_and_exports_are_in_the_units_of_the_data(tmp_path: Path) -> None:
+    """Flips that are taken out of a run with boxes and put into another are the same flips, with
+    all features free and with one that may not move.
+    """
+    model, x, y = table_of_three()
+    for held in ((), (1,)):
+        threat = ws.Threat("inf", "inf", 0.1, (LOW, HIGH))
+        options: dict[str, Any] = {"immutable": held, "look": False}
+        found = ws.evaluate(model, (x, y), threat, ("nearest",), passes=50, **options)
+        near = int((found.distances <= 0.1).sum())
+        assert near > 3
+        to_pt(found, tmp_path / "points.pt")
+        points = torch.load(tmp_path / "points.pt", weights_only=True)
+        assert bool(((points >= LOW) & (points <= HIGH)).all())
+        assert int((model(points).argmax(1) != y).sum()) == near
+        given = ws.evaluate(model, (x, y), threat, ("points",), points=points, **options)
+        assert int((given.distances <= 0.1 * (1 + 1e-6)).sum()) == near
+        to_npz(found, tmp_path / "flips.npz")
+        every = torch.from_numpy(np.load(tmp_path / "flips.npz")["x_adv"])
+        assert bool(((every >= LOW - 1e-3) & (every <= HIGH + 1e-3)).all())
+
+
+def test_points_on_the_command_line_are_in_the_units_of_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tall.py").write_text(
+        "import torch\n\ndef net():\n    model = torch.nn.Linear(2, 2)\n"
+        "    model.weight.data = torch.tensor([[0.0, 1.0], [0.0, -1.0]])\n"
+        "    model.bias.data = torch.tensor([-100.0, 100.0])\n    return model\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    doses = [104.0, 96.0, 130.0, 70.0]  # class 0 above 100
+    Path("t.csv").write_text(
+        "age,dose,label\n" + "".join(f"30,{d},{int(d < 100)}\n" for d in doses)
+    )
+    Path("box.csv").write_text("feature,low,high\nage,0,100\ndose,0,400\n")
+    torch.save(torch.tensor([[30.0, 96.0], [30.0, 104.0], [30.0, 122.0], [30.0, 78.0]]), "p.pt")
+    words = "evaluate tall:net --data t.csv --eps 0.02 --order inf --attacks fgsm --no-look --quiet"
+    for option in ("--box box.csv", "--box box.csv --immutable age"):
+        out = Path(f"run{len(option)}")
+        assert main([*words.split(), *option.split(), "--points", "p.pt", "--out", str(out)]) == 0
+        assert "of 4 points 2 are flips" in capsys.readouterr().out
+        assert (ws.Evaluation.load(out).distances <= 0.02 + 1e-6).tolist() == [True] * 2 + [
+            False
+        ] * 2
+
+
+def test_units_in_words_are_the_same_where_a_feature_may_not_move() -> None:
+    model, x, y = table_of_three()
+    run = ws.evaluate(
+        model, (x, y), ws.Threat("inf", 1, 0.02, (LOW, HIGH)), ("wda",), immutable=[1], look=False
+    )
+    assert "2 % of each feature's range" in run.headline

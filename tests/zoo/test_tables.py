@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import nn
 import wassail as ws
 from wassail.report.page import report
 from wassail.zoo.datasets import open_data
-from wassail.zoo.tables import read_box
+from wassail.zoo.tables import read_box, read_csv, read_groups
 
 
 class Frame:
@@ -180,3 +181,24 @@ def test_a_model_that_takes_float64_gets_float64() -> None:
     model = Casts()
     x = torch.rand(4, 2, dtype=torch.float64)
     assert ws.nearest(model, x, model(x).argmax(1), "inf", passes=5).x.dtype == torch.float64
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    """Spreadsheets write one; the label stays the label."""
+    text = "label,a,b\n0,1,5\n1,2,6\n"
+    (tmp_path / "plain.csv").write_bytes(text.encode())
+    (tmp_path / "marked.csv").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    plain, marked = (read_csv(tmp_path / f"{name}.csv") for name in ("plain", "marked"))
+    assert marked.info["features"] == plain.info["features"] == ["a", "b"]
+    assert torch.equal(torch.as_tensor(marked.y), torch.as_tensor(plain.y))
+    (tmp_path / "groups.txt").write_bytes(b"\xef\xbb\xbfa\nb\n\n")
+    assert read_groups(tmp_path / "groups.txt") == ["a", "b"]
+
+
+def test_other_separators_and_gaps_in_groups_are_named(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a;b;label\n1;2;0\n")
+    with pytest.raises(ws.InputError, match="with commas between the values"):
+        read_csv(tmp_path / "t.csv")
+    (tmp_path / "groups.txt").write_text("a\n\nb\n")
+    with pytest.raises(ws.InputError, match=r"line 2 of .* is empty"):
+        read_groups(tmp_path / "groups.txt")

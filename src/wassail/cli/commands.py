@@ -96,6 +96,7 @@ def evaluate_command(options: argparse.Namespace) -> int:
     folder = folder_of(options)
     stored = has_results(folder)
     import wassail as ws
+    from wassail.zoo.features import points_in_boxes
     from wassail.zoo.points import read_points
 
     source, data = loaded(options, targets_from(options))
@@ -106,7 +107,10 @@ def evaluate_command(options: argparse.Namespace) -> int:
     domain = asked.domain
     held = names_in(options.immutable)
     if options.box is not None or held:
+        before = data
         source, data, domain = boxed(options.box, source, data, domain, held)
+        if points is not None and data is not before:
+            points = points_in_boxes(points, data)
     attacks = _chosen_attacks(options, asked.attacks, folder)
     others = asked.others | groups_from(options, data)
     with runner_of(options) as runner:

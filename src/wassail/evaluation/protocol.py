@@ -79,7 +79,7 @@ from wassail.threat import Groups, Number, Threat, boxes_of, number, whole
 from wassail.transport.allocation import groups_of, sample_weights
 from wassail.zoo.classes import check_match
 from wassail.zoo.datasets import open_data
-from wassail.zoo.features import in_boxes, refuse_one_hot, with_held
+from wassail.zoo.features import in_boxes, points_in_boxes, refuse_one_hot, with_held
 from wassail.zoo.files import Targets
 from wassail.zoo.samples import Data, for_model
 from wassail.zoo.source import Source
@@ -211,7 +211,7 @@ def evaluate(  # noqa: PLR0913
             "samples with boxes of their own have no immutable features and no landmarks: freeze "
             "a number with low = high."
         )
-    source, samples, chosen = _opened(source, samples, asked, immutable)
+    source, samples, chosen, points = _opened(source, samples, asked, immutable, points)
     if criterion is not None and landmarks is not None:
         raise InputError("landmarks are for classes: leave them out with a tolerance or threshold.")
     groups_of(others.get("groups"), len(samples))
@@ -295,9 +295,13 @@ def _samples(data: Any, tolerance: object, threshold: object) -> Data:
 
 
 def _opened(
-    source: Source, samples: Data, threats: Sequence[Threat], immutable: Sequence[int | str]
-) -> tuple[Source, Data, tuple[Threat, ...]]:
-    """The model, the samples and the threats, all in one variable."""
+    source: Source,
+    samples: Data,
+    threats: Sequence[Threat],
+    immutable: Sequence[int | str],
+    points: Tensor | None,
+) -> tuple[Source, Data, tuple[Threat, ...], Tensor | None]:
+    """The model, the samples, the threats and the points, all in one variable."""
     chosen = same_norm(threats)
     boxes = boxes_of(chosen[0].domain)
     if len(immutable):
@@ -305,11 +309,13 @@ def _opened(
     if boxes is not None:
         source, samples, domain = in_boxes(source, samples, boxes)
         chosen = tuple(replace(threat, domain=domain) for threat in chosen)
+        if isinstance(points, Tensor):
+            points = points_in_boxes(points, samples)
     elif isinstance(samples.info.get("features"), list) and len(samples.shape) == 1:
         x = samples.read(0, len(samples))[0]
         refuse_one_hot(x, samples.info["features"], torch.ones(x.shape[1], dtype=torch.bool))
     check_budgets(chosen, samples.shape)
-    return source, for_model(samples, source.model), chosen
+    return source, for_model(samples, source.model), chosen, points
 
 
 def _wanted(

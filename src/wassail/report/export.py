@@ -44,6 +44,7 @@ from wassail.threat import Number, Threat, floor_percent, parse_eps, show
 from wassail.transport.allocation import knapsack, threat_knapsack
 from wassail.transport.flips import Flips
 from wassail.writing import FilePath, cell, save, saving, saving_folder, visible
+from wassail.zoo.features import feature_boxes
 
 # Formats of whole runs: the file, whose ending says what it holds.
 WHOLE = {"latex": "table.tex", "csv": "table.csv", "svg": "curves.svg", "pdf": "curves.pdf"}
@@ -268,7 +269,7 @@ def to_pt(
             honest = torch.where(use.reshape(-1, *[1] * (x.ndim - 1)), moved, x)
             use &= _looked(run, model, index, x, honest).success
         lost += int((near[index] & ~use).sum())
-        points[index] = torch.where(use.reshape(-1, *[1] * (x.ndim - 1)), moved, x)
+        points[index] = _outward(run, torch.where(use.reshape(-1, *[1] * (x.ndim - 1)), moved, x))
     with saving(path) as file:
         torch.save(points, file)
     kept = torch.load(path, weights_only=True)
@@ -318,7 +319,8 @@ def to_npz(run: Evaluation, path: FilePath) -> Export:
                 member, {"descr": "<f4", "fortran_order": False, "shape": shape}
             )
             for _, _, moved in _blocks(run):
-                member.write(moved.float().contiguous().numpy().astype("<f4", copy=False).tobytes())
+                outward = _outward(run, moved.float()).contiguous()
+                member.write(outward.numpy().astype("<f4", copy=False).tobytes())
         for name, array in small.items():
             with archive.open(f"{name}.npy", "w") as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
@@ -425,6 +427,12 @@ def _blocks(
     for start in range(0, len(rows), BLOCK):
         index = rows[start : start + BLOCK]
         yield index, *run.images(index.tolist())
+
+
+def _outward(run: Evaluation, points: Tensor) -> Tensor:
+    """Points float32 in the units of the data, of a run in which each feature has its own box."""
+    features = feature_boxes(run.info.get("data"))
+    return points if features is None else features.decode(points).float()
 
 
 def _honest(threat: Threat, x: Tensor, points: Tensor, radius: float) -> Tensor:

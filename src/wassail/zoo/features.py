@@ -128,8 +128,17 @@ class Features:
                 "remove the sample."
             )
         refuse_one_hot(x, self.names, (self.high > self.low) & ~self.fixed)
-        z = ((x - self.low) / self.scale).to(dtype)
+        z = self.rescaled(x).to(dtype)
         return torch.minimum(z, self._top.to(dtype))
+
+    def rescaled(self, x: Tensor) -> Tensor:
+        """Points in the new variable, float64 `(N, F)`, wherever they lie.
+
+        Args:
+            x: points in original units, `(N, F)`.
+        """
+        moved: Tensor = (x.detach().cpu().double() - self.low) / self.scale
+        return moved
 
     def decode(self, z: Tensor) -> Tensor:
         """Points of the new variable in original units, float64 `(N, F)`.
@@ -333,8 +342,9 @@ def with_held(data: Data, domain: Domain, immutable: Sequence[int | str]) -> Box
     known = boxes_of(domain)
     sides = domain if known is None else (known.low, known.high)
     low, high = (torch.as_tensor(side, dtype=torch.float64).expand(size) for side in sides)
-    scale = high - low if known is None or known.scale is None else torch.tensor(known.scale)
-    units = scale.double().expand(size).clone()
+    units = (high - low).clone()
+    if known is not None and known.scale is not None:
+        units = torch.tensor(known.scale, dtype=torch.float64).expand(size).clone()
     names = [str(name) for name in data.info.get("features") or ()]
     held = [_feature(one, names, size) for one in immutable]
     units[held] = 0.0
@@ -378,6 +388,27 @@ def features_of(about: Mapping[str, Any]) -> Features:
         raise InputError("the boxes of the features in this run make no sense.") from error
 
 
+def feature_boxes(about: Any) -> Features | None:
+    """The boxes and units that a run records of its data, None where it has no box for each
+    feature.
+
+    about: what is recorded of the data.
+    """
+    kept = [about.get(key) for key in ("low", "high", "scale")] if isinstance(about, dict) else []
+    return features_of(about) if kept and all(isinstance(part, list) for part in kept) else None
+
+
+def points_in_boxes(points: Tensor, data: Data) -> Tensor:
+    """Points `(N, F)` in original units in the variable of some data, wherever they lie.
+
+    points: given with the samples in original units, so of their shape, else as they are; data: as
+    `in_boxes` returns it.
+    """
+    if tuple(points.shape) != (len(data), *data.shape):
+        return points
+    return features_of(data.info).rescaled(points).to(data.read(0, 0)[0].dtype)
+
+
 def as_evaluated(about: Any, model: Model, data: Data | None) -> tuple[Model, Data | None]:
     """A model and data in the variable that a run was made in, if it had a box for each feature.
 
@@ -386,10 +417,9 @@ def as_evaluated(about: Any, model: Model, data: Data | None) -> tuple[Model, Da
         model: in original units, or made by `Features.model` already.
         data: in original units, or made by `Features.data` already; or None.
     """
-    kept = [about.get(key) for key in ("low", "high", "scale")] if isinstance(about, dict) else []
-    if not kept or any(not isinstance(part, list) for part in kept):
+    features = feature_boxes(about)
+    if features is None:
         return model, data
-    features = features_of(about)
     if not isinstance(model, Rescaled):
         model = features.model(model)
     if data is not None and "scale" not in data.info:

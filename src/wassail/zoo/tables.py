@@ -52,8 +52,10 @@ def read_csv(path: Path, n: int | None = None, targets: Targets = CLASSES) -> Ta
     lines = _rows(path)
     header = [name.strip() for name in next(lines, [])]
     if len(header) < 2 or len(set(header)) < len(header):
+        separated = len(header) == 1 and any(sign in header[0] for sign in ";\t|")
         raise InputError(
-            f"{str(path)!r} needs a first line of names, all different: the features and the label."
+            f"{str(path)!r} needs a first line of names, all different: the features and the label"
+            + (", with commas between the values." if separated else ".")
         )
     places, features = _places(header, targets)
     for at, line in enumerate(lines, start=2):
@@ -119,7 +121,7 @@ def _rows(path: Path) -> Iterator[list[str]]:
             yield line
 
     csv.field_size_limit(LONGEST)
-    with open(path, newline="", encoding="utf-8") as file:
+    with open(path, newline="", encoding="utf-8-sig") as file:
         yield from csv.reader(lines(file))
 
 
@@ -232,8 +234,13 @@ def read_groups(path: Path) -> list[str]:
     if path.suffix == ".npy":
         found = np.load(path, allow_pickle=False)
         return [str(value) for value in found.ravel().tolist()]
-    lines = path.read_text("utf-8").splitlines()
-    return [line.strip() for line in lines if line.strip()]
+    lines = [line.strip() for line in path.read_text("utf-8-sig").rstrip().splitlines()]
+    if "" in lines:
+        raise InputError(
+            f"line {lines.index('') + 1} of {str(path)!r} is empty: give the group of each sample, "
+            "one a line, in their order."
+        )
+    return lines
 
 
 def _box_columns(path: Path) -> dict[str, list[str]]:
