@@ -242,3 +242,24 @@ def test_the_command_line_says_what_is_wrong(
 ) -> None:
     assert command(tmp_path, *words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_column_of_words_is_no_feature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With -n, too; a file of groups is for the samples that are asked for, or for all."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("two.py").write_text("import torch\n\ndef net():\n    return torch.nn.Linear(2, 2)\n")
+    rows = [f"{i / 10},{'red' if i % 3 else 'blue'},{i / 20},{i % 2}" for i in range(10)]
+    Path("t.csv").write_text("a,colour,b,label\n" + "\n".join(rows) + "\n")
+    words = "evaluate two:net --data t.csv --eps 0.1 --order 1 --attacks wda --no-look --quiet"
+
+    def run(*more: str) -> int:
+        return main([*words.split(), *more])
+
+    assert run("--groups", "colour", "-n", "5", "--out", "run") == 0
+    groups = ws.Evaluation.load("run").others["groups"]
+    assert list(groups.ids) == ["blue", "red", "red", "blue", "red"]
+    Path("t.csv").write_text("a,b,label\n" + "\n".join(f"{i / 10},0,{i % 2}" for i in range(10)))
+    for lines, code in ((5, 0), (10, 0), (11, 2), (7, 2)):
+        Path("groups.txt").write_text("\n".join("ab"[i % 2] for i in range(lines)))
+        assert run("--groups", "groups.txt", "-n", "5") == code

@@ -271,6 +271,9 @@ def test_a_box_file_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     Path("t.csv").write_text("a,b,label\n1,0.5,x\n-2,3.25,y\n")
     assert main(["init", "box.csv", "--box-of", "t.csv"]) == 0
     assert Path("box.csv").read_text() == "feature,low,high,scale\na,-2.0,1.0,\nb,0.5,3.25,\n"
+    Path("r.csv").write_text("a,price,b\n1,0.5,3\n-2,3.25,4\n")  # the target is not the last
+    assert main(["init", "two.csv", "--box-of", "r.csv", "--target", "price"]) == 0
+    assert Path("two.csv").read_text() == "feature,low,high,scale\na,-2.0,1.0,\nb,3.0,4.0,\n"
 
 
 def test_a_pack_has_the_boxes_of_its_features(tmp_path: Path) -> None:

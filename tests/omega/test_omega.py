@@ -239,6 +239,25 @@ def test_a_forged_certificate_is_found(nets: Path) -> None:
     assert any("does not prove the claim" in problem for problem in found.problems)
 
 
+def test_a_bound_that_does_not_follow_is_false(nets: Path) -> None:
+    exact = truth(math.inf, 1, 0.02, [1.0] * 4)
+    for shift, side in ((-1e-3, 0), (1e-3, 1)):  # holds, fails
+        given = content(eps=0.02)
+        given["claim"]["at_least"] = exact + shift
+        property_, answer = decided(nets, given)
+        assert answer.status == ("holds", "fails")[side]
+        stated = json.loads((nets / "answer.json").read_text())
+        tight = stated["bounds"][side] + (0.01 if side == 0 else -0.01)
+        stated["bounds"] = [tight, 1.0] if side == 0 else [0.0, tight]
+        (nets / "forged.json").write_text(json.dumps(stated))
+        found = check_answer(property_, read_answer(nets / "forged.json", property_))
+        assert any("the answer says" in problem for problem in found.problems)
+        stated["bounds"] = [1, 0]
+        (nets / "forged.json").write_text(json.dumps(stated))
+        with pytest.raises(InputError, match="the least first"):
+            read_answer(nets / "forged.json", property_)
+
+
 def test_forged_peaks_are_not_confirmed(nets: Path) -> None:
     given = content(eps=0.01, domain=[0, 1])
     given["claim"] = {"measure": "margin", "at_most": 0.2}

@@ -91,16 +91,29 @@ def test_a_set_goes_on_where_it_was(folder: Path, capsys: pytest.CaptureFixture[
     assert main([*words, "--only", "unsafe"]) == errors.HOLDS
     assert [result.status for result in read_results(out)] == ["sat"]
     capsys.readouterr()
-    assert main(words) == errors.HOLDS
-    said = capsys.readouterr().out
+    assert main(words) == errors.BAD_INPUT  # one file is not there, and the others are answered
+    said, told = capsys.readouterr()
     assert "unsafe.vnnlib:" not in said  # done already
-    assert "2 of 3 decided: 1 unsat, 1 sat, 1 unknown" in said
-    assert "no such file" in said.lower()
+    assert "2 of 2 decided: 1 unsat, 1 sat" in said
+    assert "1 of 3 instances have files that are not there" in told and "none.vnnlib" in told
     results = {result.question: result for result in read_results(out)}
     assert results["safe.vnnlib"].status == "unsat"
     assert (out / "net_unsafe.counterexample").read_text().startswith("((X_0")
     assert (out / "solved.png").stat().st_size > 1000
-    assert summary(list(results.values())).startswith("2 of 3 decided")
+    assert summary(list(results.values())).startswith("2 of 2 decided")
+    (folder / "none.vnnlib").write_text(TEXT.format(-2.01))
+    assert main(words) == errors.HOLDS
+    assert "3 of 3 decided: 2 unsat, 1 sat" in capsys.readouterr().out
+
+
+def test_a_set_without_its_files_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "net.onnx").unlink()
+    out = folder / "out"
+    assert main(["vnnlib", "--csv", str(folder / "instances.csv"), "--out", str(out)]) == 2
+    assert "is there, the first is 'net.onnx'" in capsys.readouterr().err
+    assert not read_results(out)
 
 
 def test_some_of_a_set_spread_evenly(folder: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from wassail.cli.options import refuse_gone
 from wassail.cli.shared import writing
+from wassail.cli.task import names_in
 from wassail.errors import InputError, unknown
 from wassail.writing import read_small, save
 
@@ -194,7 +195,7 @@ def init_command(options: argparse.Namespace, parser: argparse.ArgumentParser) -
         raise InputError(f"{options.file!r} is there already: name another file, or remove it.")
     if options.box_of is not None:
         with writing(path):
-            save(path, box_text(options.box_of))
+            save(path, box_text(options.box_of, names_in(options.target)))
         print(f"wrote {path}: edit it, then give it as --box {path}")
         return 0
     with writing(path):
@@ -203,14 +204,15 @@ def init_command(options: argparse.Namespace, parser: argparse.ArgumentParser) -
     return 0
 
 
-def box_text(name: str) -> str:
+def box_text(name: str, targets: Sequence[str] = ()) -> str:
     """A file for `--box` with the range of each feature in some data, to be edited.
 
-    name: of the data, samples `(N, F)`.
+    name: of the data, samples `(N, F)`; targets: columns that are no features.
     """
     from wassail.zoo.datasets import open_data
+    from wassail.zoo.files import Targets
 
-    data = open_data(name)
+    data = open_data(name, targets=Targets(bool(targets), tuple(targets)))
     if len(data.shape) != 1:
         raise InputError(
             f"the samples of {name!r} have shape {tuple(data.shape)}: a box for each feature is "

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wassail.cli.task import targets_from
 from wassail.errors import InputError
 from wassail.threat import Groups, number, parse_label_cost, parse_subpopulation
 
@@ -85,14 +86,13 @@ def _ids(options: argparse.Namespace, data: Data) -> Sequence[object]:
     if Path(options.groups).is_file():
         with reading(options.groups):
             found = read_groups(Path(options.groups))
-        if options.n is not None:
-            found = found[: options.n]
-        if len(found) != len(data):
+        whole = _samples_in_all(options, data)
+        if len(found) not in (len(data), whole):
             raise InputError(
-                f"{options.groups!r} has {len(found)} groups for {len(data)} samples: give the "
-                "group of each sample, one a line."
+                f"{options.groups!r} has {len(found)} groups for {whole} samples: give the group "
+                "of each sample, one a line."
             )
-        return found
+        return found[: len(data)]
     path = Path(options.data)
     if path.suffix not in (".csv", ".parquet") or not path.is_file():
         raise InputError(
@@ -101,6 +101,15 @@ def _ids(options: argparse.Namespace, data: Data) -> Sequence[object]:
         )
     with reading(options.data):
         return read_column(path, options.groups)[: len(data)]
+
+
+def _samples_in_all(options: argparse.Namespace, data: Data) -> int:
+    """How many samples the data have without `-n`."""
+    if options.n is None:
+        return len(data)
+    from wassail.zoo.datasets import open_data
+
+    return len(open_data(options.data, targets=targets_from(options)))
 
 
 def ranges_of(

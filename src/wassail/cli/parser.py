@@ -233,6 +233,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DATA",
         help="instead: a file for --box, with the range of each feature in a table",
     )
+    init.add_argument(
+        "--target", metavar="A,B", help="with --box-of: columns of numbers that are predicted"
+    )
     init.set_defaults(
         run=lambda options: init_command(options, evidence if options.evidence else evaluate)
     )

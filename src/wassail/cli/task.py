@@ -59,7 +59,21 @@ def targets_from(options: argparse.Namespace) -> Targets:
     named = options.tolerance is not None and not _is_number(options.tolerance)
     table = Path(options.data).suffix in TABLES
     aside = (options.tolerance,) if named and table else ()
+    if table and _groups_in_words(options):
+        aside = (*aside, options.groups)
     return Targets(numbers, names_in(options.target), aside)
+
+
+def _groups_in_words(options: argparse.Namespace) -> bool:
+    """Whether `--groups` is a column of words, which no network takes."""
+    from wassail.zoo.files import reading
+    from wassail.zoo.tables import read_column
+
+    groups, path = getattr(options, "groups", None), Path(options.data)
+    if groups in (None, "classes") or Path(groups).is_file() or not path.is_file():
+        return False
+    with reading(options.data):
+        return not all(_is_number(value) for value in read_column(path, groups))
 
 
 def task_from(options: argparse.Namespace) -> dict[str, Any]:

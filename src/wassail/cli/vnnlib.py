@@ -9,7 +9,7 @@ from typing import Any
 
 from wassail.cli.options import shared
 from wassail.cli.shared import checked_threads, folder_of, seconds_text, use_threads, writing
-from wassail.errors import FAILS, HOLDS, UNKNOWN, InputError
+from wassail.errors import BAD_INPUT, FAILS, HOLDS, UNKNOWN, InputError
 from wassail.writing import save
 
 
@@ -84,18 +84,49 @@ def _one(options: argparse.Namespace, limit: float | None) -> int:
 
 def _set(options: argparse.Namespace, limit: float | None) -> int:
     """A whole set: a line for each instance, then a table and a plot."""
-    from wassail.vnnlib.sets import Result, run_set, status_line, summary, write_plot
+    from wassail.vnnlib.sets import (
+        Result,
+        read_instances,
+        run_instances,
+        status_line,
+        summary,
+        write_plot,
+    )
 
-    folder = folder_of(options)
+    folder, root = folder_of(options), Path(options.csv).parent
     assert folder is not None
+    listed = [
+        instance
+        for instance in read_instances(options.csv)
+        if options.only in f"{instance.network} {instance.question}"
+    ]
+    there = [i for i in listed if all(map(_is_there, (root / i.network, root / i.question)))]
+    if listed and not there:
+        raise InputError(
+            f"none of the files in {options.csv!r} is there, the first is {listed[0].network!r}: "
+            "names begin in the folder of that file."
+        )
 
     def tell(result: Result) -> None:
         print(f"{result.network} {result.question}: {status_line(result)}", flush=True)
 
-    results = list(run_set(options.csv, folder, limit, options.only, None, tell))
+    results = list(run_instances(there, root, folder, limit, tell))
     print(summary(results))
     try:
         print(f"wrote {write_plot(folder, results)}")
     except InputError as error:
         print(f"no solved.png: {error}")
-    return HOLDS
+    absent = [i for i in listed if i not in there]
+    if absent:
+        first = f"{absent[0].network!r} and {absent[0].question!r}"
+        print(
+            f"wassail: {len(absent)} of {len(listed)} instances have files that are not there, the "
+            f"first {first}: put them there and start again.",
+            file=sys.stderr,
+        )
+    return BAD_INPUT if absent else HOLDS
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file is there, perhaps compressed."""
+    return path.is_file() or path.with_name(f"{path.name}.gz").is_file()

@@ -184,6 +184,18 @@ def read_answer(path: str | Path, property_: Omega) -> OmegaAnswer:
         raise error.within(str(path)) from None
 
 
+def _bounds(value: Any) -> tuple[float, float]:
+    """What the measure is said to be, at least and at most."""
+    if isinstance(value, list) and len(value) == 2:
+        try:
+            low, high = map(float, value)
+            if low <= high:
+                return low, high
+        except (TypeError, ValueError):
+            pass
+    raise InputError(f"bounds of the answer are {shown(value)}: give two numbers, the least first.")
+
+
 def _answer(content: Any, property_: Omega) -> OmegaAnswer:
     needed = ("format", "property", "network", "status")
     optional = ("bounds", "reason", "plan", "checked", "certificate", "seconds", "info")
@@ -202,7 +214,7 @@ def _answer(content: Any, property_: Omega) -> OmegaAnswer:
         raise InputError("an answer has a plan if it says fails, a certificate if it says holds.")
     return OmegaAnswer(
         status,
-        (math.nan, math.nan),
+        _bounds(fields.get("bounds", ["-inf", "inf"])),
         plan=None if plan is None else Plan.read(plan, property_),
         certificate=None if certificate is None else Certificate.read(certificate, property_),
     )

@@ -59,13 +59,13 @@ def check_answer(
         seed: int, of the draw; default 0.
     """
     if answer.plan is not None:
-        return _plan(property_, answer.plan)
+        return _plan(property_, answer, answer.plan)
     if answer.certificate is not None:
-        return _certificate(property_, answer.certificate, again, seed)
+        return _certificate(property_, answer, answer.certificate, again, seed)
     return OmegaCheck((), ("the answer is unknown: there is nothing to check",), ())
 
 
-def _plan(property_: Omega, plan: Plan) -> OmegaCheck:
+def _plan(property_: Omega, answer: OmegaAnswer, plan: Plan) -> OmegaCheck:
     problems = plan.problems(property_)
     if problems:
         return OmegaCheck(tuple(problems), (), ())
@@ -78,11 +78,24 @@ def _plan(property_: Omega, plan: Plan) -> OmegaCheck:
     text = f"{property_.measure} {side} {float(value):.9g} in {', '.join(judge.names)}"
     if not refuted:
         return OmegaCheck((f"the plan has {text}, which does not refute the claim",), (), ())
-    return OmegaCheck((), (), (f"a distribution of the threat has {text}",))
+    beyond = _beyond(answer.bounds[1 if accuracy else 0], value, at_least=not accuracy)
+    return OmegaCheck(beyond, (), (f"a distribution of the threat has {text}",))
+
+
+def _beyond(stated: float, value: Fraction, *, at_least: bool) -> tuple[str, ...]:
+    """A problem if the answer states a bound that does not follow from what it holds."""
+    if (stated <= value) if at_least else (stated >= value):
+        return ()
+    side = "at least" if at_least else "at most"
+    return (f"the answer says {side} {stated:.9g}, and {float(value):.9g} follows",)
 
 
 def _certificate(
-    property_: Omega, certificate: Certificate, again: int | None, seed: int
+    property_: Omega,
+    answer: OmegaAnswer,
+    certificate: Certificate,
+    again: int | None,
+    seed: int,
 ) -> OmegaCheck:
     value = certificate.value(property_)
     bound = Fraction(property_.bound)
@@ -95,7 +108,8 @@ def _certificate(
     count = len(property_.y)
     claimed = torch.arange(count)
     if certificate.radii is not None:
-        claimed = (torch.tensor(certificate.radii) > 0).nonzero()[:, 0]
+        stated = torch.tensor(certificate.radii, dtype=torch.float64)
+        claimed = (stated > 0).nonzero()[:, 0]
     rows = claimed
     if again is not None and again < len(claimed):
         draw = torch.randperm(len(claimed), generator=torch.Generator().manual_seed(seed))
@@ -103,12 +117,12 @@ def _certificate(
     prove = _radii if accuracy else _peaks
     false, left = prove(property_, certificate, rows)
     what = "radii" if accuracy else "peaks"
-    problems = (
-        [f"{false} of {len(rows)} {what} are false: a point in them is wrong"] if false else []
-    )
+    problems = _beyond(answer.bounds[0 if accuracy else 1], value, at_least=accuracy)
+    if false:
+        problems += (f"{false} of {len(rows)} {what} are false: a point in them is wrong",)
     open_ = [f"{left} of {len(rows)} {what} could not be proved again"] if left else []
     done = [text, f"{len(rows) - false - left} of {len(claimed)} {what} were proved again"]
-    return OmegaCheck(tuple(problems), tuple(open_), tuple(done))
+    return OmegaCheck(problems, tuple(open_), tuple(done))
 
 
 def _radii(property_: Omega, certificate: Certificate, rows: Tensor) -> tuple[int, int]:
