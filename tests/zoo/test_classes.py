@@ -106,6 +106,8 @@ def test_an_order_that_cannot_be_the_models_is_refused_until_it_is_given(
     said = capsys.readouterr().err
     assert "right on 0 of 60 samples" in said and "--classes a,b,c" in said
     assert said.count("\n") == 1
+    assert evaluate("ours:turned", "--classes", "bee,cat,ant,dog") == 2
+    assert "4 names of classes, and the model has 3" in capsys.readouterr().err
     assert evaluate("ours:turned", "--classes", "bee,cat,ant", "--out", "run") == 0
     text = capsys.readouterr().out
     assert "(as given): bee = 0, cat = 1, ant = 2." in text

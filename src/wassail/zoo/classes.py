@@ -89,9 +89,9 @@ def numbers_of(classes: Sequence[str] | None) -> dict[str, int] | None:
 
 
 def check_match(model: Model, data: Data, numbers: bool = False) -> None:
-    """Refuse samples that a model does not take, and class names in alphabetical order where that
-    cannot be the order of the model: it has another number of classes, or is right less often than
-    by chance.
+    """Refuse samples that a model does not take, and names of classes that cannot be the model's:
+    given ones that are more or fewer than its classes, and alphabetical ones that are, or by which
+    it is right less often than by chance.
 
     Args:
         model: a callable from a batch to logits.
@@ -103,7 +103,15 @@ def check_match(model: Model, data: Data, numbers: bool = False) -> None:
     first = as_taken(model, data.read(0, FIRST)[0])
     goal = Specification(torch.ones(1, 1)) if numbers else None
     with frozen(model):
-        first_logits(model, first.to(device_of(model, first.device)), goal)
+        z = first_logits(model, first.to(device_of(model, first.device)), goal)
+    told = data.info.get(CLASS_NAMES) == GIVEN and data.classes is not None
+    if told and not numbers and len(data.classes or ()) != z.shape[1]:
+        raise remedies(
+            f"there are {len(data.classes or ())} names of classes, and the model has {z.shape[1]} "
+            "classes",
+            "give the names of all classes, in the order of the model",
+            "give --classes the names of all classes, in the order of the model",
+        )
     if data.info.get(CLASS_NAMES) == ALPHABETICAL and data.classes:
         _check_order(model, data, data.classes)
 
