@@ -109,7 +109,7 @@ def test_radii_and_constants(watch: Watch, activation: Any, norm: Any) -> None:
 @pytest.mark.few(2)
 @pytest.mark.parametrize("loss", ["absolute", "pinball", "huber", "squared"])
 @pytest.mark.parametrize("others", [{}, {"label_cost": 0.3}, {"subpopulation": 0.7}])
-def test_losses_of_regressions(watch: Watch, loss: str, others: dict[str, float]) -> None:
+def test_losses_of_regressions(watch: Watch, loss: str, others: dict[str, Any]) -> None:
     net, x = small(nn.ReLU, 1)
     y = net(x).detach()[:, 0] + 0.1
     order = 2 if loss == "squared" else 1
