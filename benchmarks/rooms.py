@@ -19,7 +19,13 @@ PROOFS = (*ATTACKS, "certificates")
 CONSTANTS = ("device.py", "rounding.py", "certificates")
 SMOOTHING = (*PROOFS, "smoothing")
 PROPERTIES = (*PROOFS, "omega")
-VNNLIB = (*PROOFS, "vnnlib")
+# A test compares these with what a verdict imports.
+VNNLIB = (
+    *BASE,
+    *(f"certificates/{name}" for name in ("clock.py", "device.py", "graph", "relax", "search")),
+    "vnnlib",
+    *(f"zoo/{name}.py" for name in ("onnx", "onnx_file", "onnx_operators")),
+)
 SHIFTS = (*ATTACKS, "evaluation/shifts.py")
 EVALUATION = (*PROOFS, "evaluation")
 TRAINING = (*PROOFS, "hardening")

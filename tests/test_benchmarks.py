@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks import code, stage
+from benchmarks import code, rooms, stage
 from benchmarks.measure import INF, share
 from benchmarks.networks import fetch as fetching
 from benchmarks.networks.__main__ import main as networks
@@ -84,6 +86,30 @@ def test_hash_ignores_comments_docstrings_types_and_formatting_only() -> None:
         != code.structure("x: int = 2")
     )
     assert code.structure("X: TypeAlias = 'int'") == code.structure("X: TypeAlias = 'str'")
+
+
+def test_a_verdict_imports_nothing_beside_its_rooms(tmp_path: Path) -> None:
+    """What is imported beyond them words errors, shows progress and writes files."""
+    words = {"errors", "names", "progress", "writing", "checks", "zoo/weights", "__init__"}
+    (tmp_path / "p.vnnlib").write_text(
+        "(declare-const X_0 Real)(declare-const Y_0 Real)"
+        "(assert (>= X_0 0))(assert (<= X_0 1))(assert (>= Y_0 0.5))"
+    )
+    script = (
+        "import sys, torch, wassail as ws\n"
+        "from torch import nn\n"
+        "import wassail.zoo.onnx\n"
+        "net = nn.Sequential(nn.Linear(1, 4), nn.Sigmoid(), nn.Linear(4, 1)).eval()\n"
+        "ws.Property.read(sys.argv[1]).decide(net, effort=1)\n"
+        "print(*(n for n in sys.modules if n.startswith('wassail.')))\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "p.vnnlib")]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    files = {path.relative_to(code.SOURCE).as_posix() for path in code.files_of(rooms.VNNLIB)}
+    known = {name.removesuffix(".py").removesuffix("/__init__") for name in files} | words
+    seen = {name.removeprefix("wassail.").replace(".", "/") for name in loaded}
+    packages = {"certificates", "zoo", "vnnlib"}
+    assert seen - known - packages == set()
 
 
 def test_a_room_that_is_gone_is_named() -> None:

@@ -15,10 +15,12 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import re
 import stat
 from collections.abc import Iterator
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from os import PathLike
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -484,3 +486,20 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(number)
         finally:
             os.close(number)
+
+
+def rounded_down(value: float, digits: int = 6) -> str:
+    """Some digits, rounded down: a printed lower bound is still one."""
+    return _digits(value, digits, ROUND_FLOOR)
+
+
+def rounded_up(value: float, digits: int = 6) -> str:
+    """Some digits, rounded up; inf where nothing is known."""
+    return _digits(value, digits, ROUND_CEILING)
+
+
+def _digits(value: float, digits: int, rounding: str) -> str:
+    if not math.isfinite(value):
+        return f"{value:g}"
+    exact = Context(prec=digits, rounding=rounding).create_decimal_from_float(value)
+    return f"{float(exact):.{digits}g}"

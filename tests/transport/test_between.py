@@ -84,3 +84,16 @@ def test_one_sentence_says_what_is_wrong(changes: dict[str, Any], words: str) ->
     given = {"before": torch.zeros(3, 2), "after": torch.zeros(3, 2), **changes}
     with pytest.raises(ws.InputError, match=words):
         ws.shift_between(**given)
+
+
+def test_high_orders_neither_underflow_nor_fall() -> None:
+    """W_p grows with p, up to the bottleneck distance; fewer people are never farther."""
+    rng = torch.Generator().manual_seed(0)
+    before = torch.rand(20, 3, generator=rng, dtype=torch.float64)
+    after = before + 0.01 * torch.rand(20, 3, generator=rng, dtype=torch.float64)
+    last = 0.0
+    for order in (1, 2, 20, 150, 200, 2000):
+        found = ws.shift_between(before, after, "inf", order, shares=(1, 0.8), repeats=2)
+        assert last <= found.eps[0] * (1 + 1e-9) <= 0.0101
+        assert 0 < found.eps[1] <= found.eps[0] * (1 + 1e-6)
+        last = found.eps[0]

@@ -1,5 +1,6 @@
 import math
 import time
+from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +11,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from scipy.optimize import linprog
+from torch import nn
 
 import wassail as ws
+from wassail.certificates.bound import Bound
+from wassail.errors import InputError
+from wassail.evaluation.intervals import Comparison
 from wassail.testing import LinearClassifier, samples
 from wassail.transport.allocation import transport_cost
+from wassail.transport.curve import RiskCurve
 from wassail.transport.distribution import Verification
+from wassail.writing import rounded_down, rounded_up
 
 INF = math.inf
 distance_lists = st.lists(
@@ -644,3 +651,41 @@ def test_shortened_points_stand_at_the_boundary(norm: float) -> None:
         assert (model(inside)[moved].argmax(1) == y[moved]).float().mean() > 0.9
     with pytest.raises(ws.InputError, match="passes is 0"):
         known.shorten(model, passes=0)
+
+
+def test_what_is_no_number_is_no_proof() -> None:
+    """NaN in a flip, a radius or a weight is refused or a problem: it compares with nothing."""
+    model, x = nn.Linear(4, 3), 0.2 + 0.6 * torch.rand(6, 4)
+    y = model(x).argmax(1)
+    flips = ws.nearest(model, x, y, "inf", passes=20)
+    nan = replace(flips, distances=torch.full_like(flips.distances, math.nan))
+    with pytest.raises(InputError, match="no number >= 0"):
+        ws.risk_curve(nan, torch.full((6,), 0.01))
+    with pytest.raises(InputError, match="radii of a curve"):
+        RiskCurve(
+            flips.distances,
+            torch.full((6,), math.nan).double(),
+            torch.full((6,), 1 / 6).double(),
+            1.0,
+        )
+    worst = ws.allocate(flips, eps=0.05, order=1)
+    assert worst.verify(model)
+    for name in ("weights", "mu"):
+        broken = getattr(worst, name).clone()
+        broken[0] = math.nan
+        assert not replace(worst, **{name: broken}).verify(model)
+    shifted = worst.mu.clone()
+    shifted[:2] = torch.tensor([-shifted[0], 3 * shifted[0]])
+    assert not replace(worst, mu=shifted).verify(model)
+
+
+def test_what_is_printed_as_proved_is_proved() -> None:
+    """A certified budget is rounded down and an attacked one up, in every sentence."""
+    known = torch.full((4,), 0.0246912, dtype=torch.float64)
+    curve = RiskCurve(known, known / 2, torch.full((4,), 0.25).double(), math.inf)
+    assert "up to eps 0.01234," in repr(curve) and "from eps 0.0247 on" in repr(curve)
+    assert repr(Bound(1.2345678099, 1.23456784, "x")) == "Bound([1.2345678, 1.2345679], by x)"
+    assert rounded_down(0.1 + 0.2, 3) == "0.3" and rounded_up(0.1 + 0.2, 3) == "0.301"
+    assert rounded_up(math.inf) == "inf" and rounded_down(-1.2345678, 3) == "-1.24"
+    better = Comparison(0.1, (0.0, 0.2), 0.01, 10, ws.Threat(), (0.5, 0.4), (0.00006, 1.0))
+    assert "by 0.00 points or more" in better.ordering

@@ -12,6 +12,7 @@ from torch import Tensor
 from wassail.errors import InputError
 from wassail.notebook import card, pairs
 from wassail.records import Record
+from wassail.writing import rounded_down, rounded_up
 
 EXACT = 1e-9  # relative gap below which a bracket counts as closed
 
@@ -87,10 +88,15 @@ class Bound(Record):
 
     def __repr__(self) -> str:
         value = (
-            f"{self.upper:.10g}, exact" if self.exact else f"[{self.lower:.8g}, {self.upper:.8g}]"
+            f"{self.upper:.10g}, exact"
+            if self.exact
+            else f"[{rounded_down(self.lower, 8)}, {rounded_up(self.upper, 8)}]"
         )
         return f"Bound({value}, by {self.method})"
 
     def _repr_html_(self) -> str:
-        rows = [("at least", f"{self.lower:.10g}"), ("at most", f"{self.upper:.10g}")]
+        rows = [
+            ("at least", rounded_down(self.lower, 10)),
+            ("at most", rounded_up(self.upper, 10)),
+        ]
         return card(f"A bound by {self.method}{', exact' if self.exact else ''}", pairs(rows))

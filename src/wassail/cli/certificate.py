@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from wassail.cli.shared import (
 from wassail.errors import InputError
 from wassail.names import LOSSES, SLOPES
 from wassail.threat import Threat, box_text, parse_eps, show
-from wassail.writing import printable, save
+from wassail.writing import printable, rounded_down, rounded_up, save
 
 if TYPE_CHECKING:
     from wassail.certificates.bound import Bound
@@ -208,15 +207,3 @@ def _save_certificate(
         certificate.save(folder / "certificate.safetensors")
         save(folder / "certificate.json", json.dumps(results, indent=1))
     print(f"wrote {folder / 'certificate.safetensors'} and {folder / 'certificate.json'}")
-
-
-def rounded_down(value: float) -> str:
-    """Six digits, rounded down: a printed lower bound is still one."""
-    return f"{Context(prec=6, rounding=ROUND_FLOOR).create_decimal_from_float(value):g}"
-
-
-def rounded_up(value: float) -> str:
-    """Six digits, rounded up; inf where nothing is known."""
-    return f"{Context(prec=6, rounding=ROUND_CEILING).create_decimal_from_float(value):g}".replace(
-        "Infinity", "inf"
-    )

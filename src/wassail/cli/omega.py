@@ -11,7 +11,7 @@ from typing import Any
 from wassail.cli.options import shared
 from wassail.cli.shared import checked_threads, seconds_text, use_threads, writing
 from wassail.errors import FAILS, HOLDS, UNKNOWN, InputError
-from wassail.writing import save
+from wassail.writing import rounded_down, rounded_up, save
 
 SAMPLED = 20  # samples that are proved again, by default
 
@@ -79,7 +79,7 @@ def _decide(options: argparse.Namespace, limit: float | None, effort: float | No
         print(f"unknown: {answer.reason}", file=sys.stderr)
     else:
         low, high = answer.bounds
-        figure = f"{property_.measure} in the worst case: {low:.6g} to {high:.6g}"
+        figure = f"{property_.measure} in the worst case: {rounded_down(low)} to {rounded_up(high)}"
         print(f"{property_}: {figure}", file=sys.stderr)
     if answer.checked:
         print(f"checked in {', '.join(answer.checked)}", file=sys.stderr)

@@ -11,8 +11,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from wassail.attacks.nearest import nearest
 from wassail.errors import InputError
 from wassail.evaluation.criterion import CLASSES, OWN, Regression
@@ -20,6 +18,7 @@ from wassail.evaluation.result import Outcome
 from wassail.network import Model
 from wassail.specification import labels_at
 from wassail.threat import ceil_percent, floor_percent, show
+from wassail.transport.allocation import sample_weights
 from wassail.transport.curve import RiskCurve
 from wassail.writing import printable
 from wassail.zoo.features import Features, Rescaled, features_of
@@ -71,7 +70,7 @@ def plain_sentence(run: Outcome, model: Model) -> tuple[str, ...]:
             proved = radii(model, x, y, norm, domain, "crown", upper=flips.distances).values
         except InputError:
             proved = None
-        curve = RiskCurve(flips.distances, proved, torch.full((n,), 1 / n).double(), order)
+        curve = RiskCurve(flips.distances, proved, sample_weights(None, n), order)
     except InputError as error:
         return (f"the figure for the plain box cannot be computed: {error}",)
     figures = bracket(curve, eps, run.words.stay)
@@ -107,9 +106,7 @@ def _weights(run: Outcome) -> str | None:
     if not n or bool((run.mu == run.mu[0]).all()):
         return None
     curve = run.curve(run.threat.order)
-    even = RiskCurve(
-        curve.distances, curve.radii, torch.full((n,), 1 / n).double(), run.threat.order
-    )
+    even = RiskCurve(curve.distances, curve.radii, sample_weights(None, n), run.threat.order)
     return (
         "The samples have unequal weights, of the run's own choice: the heaviest of "
         f"{n:,} has {100 * float(run.mu.max()):.2f} % of the mass. With equal weights "

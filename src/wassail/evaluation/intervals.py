@@ -12,7 +12,7 @@ from torch import Tensor
 
 from wassail.errors import InputError
 from wassail.notebook import card, pairs
-from wassail.threat import Threat, parse_level, parse_threat
+from wassail.threat import Threat, floor_percent, parse_level, parse_threat
 from wassail.transport.allocation import sample_weights
 from wassail.transport.bootstrap import BLOCK, Rule, checked_resamples, counts_of, draws
 from wassail.transport.confidence import lead_at_least
@@ -52,9 +52,11 @@ class Comparison:
         """Which of the two is better on the population, if that is proved; else empty."""
         low, high = self.guaranteed
         if low > 0:
-            return f"the first is better on all such inputs, by {100 * low:.2f} points or more"
+            return f"the first is better on all such inputs, by {floor_percent(low)} points or more"
         if high < 0:
-            return f"the second is better on all such inputs, by {-100 * high:.2f} points or more"
+            return (
+                f"the second is better on all such inputs, by {floor_percent(-high)} points or more"
+            )
         return ""
 
     def __str__(self) -> str:

@@ -26,6 +26,7 @@ from wassail.omega.property import Omega
 from wassail.threat import Threat, parse_seconds
 from wassail.transport.distribution import Distribution, allocate
 from wassail.transport.flips import Flips
+from wassail.writing import rounded_down, rounded_up
 
 EFFORT = 2.0  # seconds of one core for each sample, counted in operations, without a limit
 ROUNDS = (0.02, 0.1, 0.5, 1.0)  # shares of the effort: after each the sides are looked at
@@ -233,7 +234,8 @@ class _Decision:
             return OmegaAnswer(bounds=bounds, seconds=seconds, info=info, **self.found)
         ended = "the time was up" if self.late else "its effort was spent"
         reason = self.reason or ended
-        reason += f"; {self.property.measure} is between {bounds[0]:.6g} and {bounds[1]:.6g}"
+        between = f"{rounded_down(bounds[0])} and {rounded_up(bounds[1])}"
+        reason += f"; {self.property.measure} is between {between}"
         return OmegaAnswer("unknown", bounds, reason, seconds=seconds, info=info)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from wassail.threat import Threat, ceil_percent, floor_percent, show
-from wassail.writing import cell, visible, without_folders
+from wassail.writing import cell, rounded_down, rounded_up, visible, without_folders
 
 if TYPE_CHECKING:
     from wassail.evaluation.run import Evaluation
@@ -34,10 +34,10 @@ def half_text(run: Evaluation, order: float) -> str:
     """The eps at which the accuracy is down to one half: between two budgets, or at most one."""
     curve = run.curve(order)
     most = curve.inverse(0.5)
-    high = "never" if most == math.inf else f"{most:.3g}"
+    high = "never" if most == math.inf else rounded_up(most, 3)
     if run.radii is None:
         return high if most in (0.0, math.inf) else f"≤ {high}"
-    return f"{curve.inverse(0.5, 'certified'):.3g}..{high}"
+    return f"{rounded_down(curve.inverse(0.5, 'certified'), 3)}..{high}"
 
 
 def records(runs: Sequence[Evaluation]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from wassail.smoothing.growth import Region, grouped, kumar, least_accuracy, shi
 from wassail.threat import Number, number, parse_confidence, parse_order
 from wassail.transport import confidence as limits
 from wassail.transport.curve import RiskCurve
+from wassail.writing import rounded_down
 
 NARROW = 1 - 1e-12  # radii end before the vote can be a tie
 FIRST = 0.9  # of what may go wrong is for the first count, the rest for those that grow from it
@@ -139,8 +140,8 @@ class Smoothing(Record):
         known = int((self.radii > 0).sum())
         return (
             f"Smoothing(sigma {self.sigma:g}, {len(self.low)} samples of {self.draws} draws, vote "
-            f"certified right on {known}, mean probability at least {self.mean:.4f}, confidence "
-            f"{self.confidence:g}; of the smoothed model)"
+            f"certified right on {known}, mean probability at least {rounded_down(self.mean, 4)}, "
+            f"confidence {self.confidence:g}; of the smoothed model)"
         )
 
 

@@ -34,6 +34,7 @@ from wassail.threat import (
 
 SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
 MOST = 100  # samples of each side: a program has as many unknowns as there are pairs
+MOST_COST = 1e100  # of a pair, in units of the least that some sample has to move
 REPEATS = 19  # the largest of 19 is passed by chance once in 20
 
 
@@ -146,14 +147,14 @@ def shift_between(
         raise InputError("only one of the two has labels: give both with labels, or neither.")
     x = np.concatenate([first, second])
     y = None if labels is None or others is None else np.concatenate([labels, others])
-    costs = _costs(x, y, r, p, price)
+    costs = _apart(x, y, r, price)
     size = len(first)
-    here = [_least(costs[:size, size:], share) for share in asked]
+    here = [_least(costs[:size, size:], share, p) for share in asked]
     chance = []
     for _ in range(whole(repeats, "repeats")):
         mixed = rng.permutation(len(x))
         part = costs[np.ix_(mixed[:size], mixed[size:])]
-        chance.append([_least(part, share) for share in asked])
+        chance.append([_least(part, share, p) for share in asked])
     usual = np.array(chance)
     # Two infinite distances are no farther apart.
     as_far = (1 + (usual >= np.array(here) * (1 - 1e-9)).sum(0)) / (1 + len(usual))
@@ -162,8 +163,8 @@ def shift_between(
         p,
         price,
         tuple(asked),
-        tuple(value ** (1 / p) for value in here),
-        tuple((np.sort(usual, 0)[len(usual) // 2] ** (1 / p)).tolist()),
+        tuple(here),
+        tuple(np.sort(usual, 0)[len(usual) // 2].tolist()),
         tuple(as_far.tolist()),
         (size, len(second)),
     )
@@ -192,22 +193,30 @@ def _drawn(
     return x.flatten(1).numpy()[chosen], None if y is None else y[chosen]
 
 
-def _costs(
-    x: np.ndarray, y: np.ndarray | None, norm: float, order: float, label_cost: float
-) -> np.ndarray:
-    """The cost of moving each sample to each other one, to the power p."""
+def _apart(x: np.ndarray, y: np.ndarray | None, norm: float, label_cost: float) -> np.ndarray:
+    """The price of moving each sample to each other one."""
     from scipy.spatial.distance import cdist
 
     apart = cdist(x, x, {1.0: "cityblock", 2.0: "euclidean", math.inf: "chebyshev"}[norm])
     if y is not None:
         apart = apart + np.where(y[:, None] != y[None, :], label_cost, 0.0)
-    return np.asarray(apart**order)
+    return np.asarray(apart)
 
 
-def _least(costs: np.ndarray, share: float) -> float:
-    """The least cost of a plan that fills every column evenly, with no row above 1 / share of its
+def _least(apart: np.ndarray, share: float, order: float) -> float:
+    """The least eps of a plan that fills every column evenly, with no row above 1 / share of its
     own weight; inf if there is none.
     """
+    unit = float(apart.min(0).max())  # a column is as far at least: its power is no underflow
+    if unit == 0 or unit == math.inf:
+        unit = 1.0
+    with np.errstate(over="ignore"):
+        powers = np.where(np.isinf(apart), math.inf, np.minimum((apart / unit) ** order, MOST_COST))
+    return float(unit * _least_cost(powers, share) ** (1 / order))
+
+
+def _least_cost(costs: np.ndarray, share: float) -> float:
+    """The least cost of such a plan, inf if there is none."""
     from scipy.optimize import linear_sum_assignment, linprog
     from scipy.sparse import csr_array
 

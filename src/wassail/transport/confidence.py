@@ -193,8 +193,9 @@ def error_at_most(
     n = len(radii)
     if order == math.inf:
         return float(_binomial(np.array([float((radii < eps).sum())]), n, alpha)[0])
-    mean = mean_at_most(bought(radii, price, order).sum(keepdims=True), n, alpha)
-    return min(float((eps / price) ** order + mean[0]) * (1 + SLACK), 1.0)
+    slack = slack_of(order)
+    mean = mean_at_most(bought(radii, price, order).sum(keepdims=True) + n * slack, n, alpha)
+    return min(float((eps / price) ** order + mean[0]) * (1 + slack), 1.0)
 
 
 def error_at_least(distances: Array, eps: float, order: float, alpha: float) -> float:
@@ -216,6 +217,7 @@ def error_at_least(distances: Array, eps: float, order: float, alpha: float) -> 
         return 1 - float(_binomial(np.array([hits]), n, alpha)[0])
     cost, prices = _prices(eps, order)
     total = np.array([bought(distances, price, order).sum() for price in prices])
+    total -= n * slack_of(order)
     return float(min((cost + mean_at_least(total, n, alpha)).min(), 1.0))
 
 
@@ -253,9 +255,10 @@ def lead_at_least(radii: Array, distances: Array, eps: float, order: float, alph
         lead = bought(distances, other, order) - ours
         gained.append(np.maximum(lead, 0).sum())
         lost.append(np.maximum(-lead, 0).sum())
-    more = mean_at_least(np.array(gained), n, half)
-    less = mean_at_most(np.array(lost), n, half)
-    return float((cost + more - less).min() - (eps / price) ** order) - SLACK
+    slack = 2 * slack_of(order)
+    more = mean_at_least(np.array(gained) - n * slack, n, half)
+    less = mean_at_most(np.array(lost) + n * slack, n, half)
+    return float((cost + more - less).min() - (eps / price) ** order * (1 + slack)) - SLACK
 
 
 def steps_down(samples: int) -> list[float]:
@@ -301,6 +304,11 @@ def price_of(radii: Array, eps: float, order: float) -> float:
     return eps * float(known[best] if len(error) and error[best] <= error_far else far)
 
 
+def slack_of(order: float) -> float:
+    """What the rounding of a power of this order may amount to, in parts of 1."""
+    return SLACK + 4 * order * 2.0**-52
+
+
 def bought(distances: Array, price: float, order: float) -> Array:
     """What each sample is worth to a buyer at this price, `max(0, 1 - (d/u)^p)`, `(N,)`."""
     with np.errstate(over="ignore"):
@@ -316,7 +324,7 @@ def _prices(eps: float, order: float) -> tuple[Array, Array]:
     count = math.ceil(math.log(FARTHEST) / math.log(RATIO))
     ends: Array = eps * np.power(RATIO, np.arange(count + 1, dtype=np.float64))
     cost = np.append((eps / ends[1:]) ** order, 0.0)
-    return cost * (1 - SLACK), ends
+    return cost * (1 - slack_of(order)), ends
 
 
 def _binomial(hits: Array, samples: int, alpha: float) -> Array:

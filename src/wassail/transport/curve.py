@@ -34,6 +34,7 @@ from wassail.transport.flips import Flips
 from wassail.transport.grouped import GroupedSide, proved_by_weights, worst_weights
 from wassail.transport.picture import plot_curve
 from wassail.transport.side import Side, floor_of, stretch_of
+from wassail.writing import rounded_down, rounded_up
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,6 +66,12 @@ class RiskCurve(Record):
     label_cost: float = field(default=math.inf, kw_only=True)
     subpopulation: float = field(default=1.0, kw_only=True)
     groups: Groups | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name in ("distances", "radii", "mu"):
+            values = getattr(self, name)
+            if values is not None and not bool((values >= 0).all()):
+                raise InputError(f"the {name} of a curve are numbers >= 0, and one of them is not.")
 
     def __call__(self, eps: Number) -> tuple[float, float]:
         """`(certified, attacked)` accuracy at `eps >= 0`; certified is 0 when no radii were given.
@@ -343,12 +350,14 @@ class RiskCurve(Record):
         )
         half = self.inverse(0.5)
         if self.radii is None:
-            return head + f"attacked: at most 0.5 from eps {half:.4g} on; nothing certified)"
+            return head + (
+                f"attacked: at most 0.5 from eps {rounded_up(half, 4)} on; nothing certified)"
+            )
         gap, where = self.largest_gap()
         return head + (
-            f"certified: at least 0.5 up to eps {self.inverse(0.5, 'certified'):.4g}, attacked: "
-            "at most 0.5 from eps "
-            f"{half:.4g} on; largest gap {gap:.4f} at eps {where:.4g})"
+            "certified: at least 0.5 up to eps "
+            f"{rounded_down(self.inverse(0.5, 'certified'), 4)}, attacked: at most 0.5 from eps "
+            f"{rounded_up(half, 4)} on; largest gap {gap:.4f} at eps {where:.4g})"
         )
 
     def _repr_html_(self) -> str:
@@ -443,10 +452,11 @@ class PopulationCurve(RiskCurve):
         head = f"PopulationCurve(order {self.order:g}, {self.samples} samples, "
         known = "nothing certified"
         if self.radii is not None:
-            known = f"certified: at least 0.5 up to eps {self.inverse(0.5, 'certified'):.4g}"
+            half = rounded_down(self.inverse(0.5, "certified"), 4)
+            known = f"certified: at least 0.5 up to eps {half}"
         return head + (
             f"confidence {self.confidence:g} a side: {known}, attacked: at most 0.5 from eps "
-            f"{self.inverse(0.5):.4g} on)"
+            f"{rounded_up(self.inverse(0.5), 4)} on)"
         )
 
     def _title(self) -> str:
@@ -572,6 +582,8 @@ def below(radii: Tensor, distances: Tensor, size: int) -> Tensor:
     radii, distances: float64 `(N,)`; size: coordinates of a sample, which bound the rounding of a
     distance.
     """
+    if not bool((distances >= 0).all()):
+        raise InputError("a distance of the flips is no number >= 0: make the flips anew.")
     slack = (size + 4) * 2.0**-52
     wrong = (radii > distances * (1 + slack)).nonzero().flatten().tolist()
     if wrong:

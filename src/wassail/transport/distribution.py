@@ -246,13 +246,17 @@ class Distribution(Record):
             "points predicted differently": int((predicted != self.predicted).sum()),
             "points outside the box": int((~in_box(self.points, self.threat.domain)).sum()),
             "distances misstated": int((length != self.distances).sum()),
-            "weights outside [0, 1]": int(((self.weights < 0) | (self.weights > 1)).sum()),
+            "weights outside [0, 1]": int((~((self.weights >= 0) & (self.weights <= 1))).sum()),
+            "shares of samples below 0": int((~(self.mu >= 0)).sum()),
         }
         again = self._accuracy(self.mass, self.weights, found.clean, predicted)
         cost = transport_cost(self.mass, self.weights, self._prices(length), self.threat.order)
         problems = [f"{count} {name}" for name, count in wrong.items() if count]
+        total = math.fsum(self.mu.tolist())
+        if not abs(total - 1) <= ROUNDING:
+            problems.append(f"the samples have mass {total:.12g}, not 1")
         problems += self._crowded()
-        if cost > self.threat.eps:
+        if not cost <= self.threat.eps:
             problems.append(f"cost {cost:.9g} above eps {self.threat.eps:.9g}")
         return Verification(tuple(problems), again, cost)
 
@@ -274,12 +278,12 @@ class Distribution(Record):
                 problems.append(f"{int(off.sum())} groups with weights outside their ranges")
             usual = none.index_add(0, group, self.mu)
             most = most * (weights / usual)[group] * (1 + ROUNDING)
-        outside = int(((self.density < 0) | (self.density > most)).sum())
+        outside = int((~((self.density >= 0) & (self.density <= most))).sum())
         if outside:
             limit = f" [0, {float(most[0]):.9g}]" if groups is None else " what their group allows"
             problems.append(f"{outside} densities outside{limit}")
         total = math.fsum(self.mass.tolist())
-        if abs(total - 1) > ROUNDING:
+        if not abs(total - 1) <= ROUNDING:
             problems.append(f"the subpopulation has mass {total:.12g}, not 1")
         return problems
 

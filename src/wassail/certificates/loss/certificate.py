@@ -22,6 +22,7 @@ from wassail.records import Record
 from wassail.rounding import UNIT
 from wassail.threat import Domain, Number, Threat, box_text, parse_eps
 from wassail.transport.distribution import Distribution
+from wassail.writing import rounded_down, rounded_up
 
 SLOPES = tuple(names.SLOPES)
 
@@ -188,7 +189,7 @@ class Certificate(Record):
     def _repr_html_(self) -> str:
         slopes = {name: getattr(self, name) for name in SLOPES}
         rows = [
-            (name, f"{bound.lower:.6g}", f"{bound.upper:.6g}", bound.method)
+            (name, rounded_down(bound.lower), rounded_up(bound.upper), bound.method)
             for name, bound in slopes.items()
             if bound is not None
         ]
@@ -201,4 +202,6 @@ class Certificate(Record):
 
 
 def _short(bound: Bound) -> str:
-    return f"{bound.upper:.6g}" if bound.exact else f"[{bound.lower:.6g}, {bound.upper:.6g}]"
+    if bound.exact:
+        return f"{bound.upper:.6g}"
+    return f"[{rounded_down(bound.lower)}, {rounded_up(bound.upper)}]"
