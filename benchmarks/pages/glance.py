@@ -1,4 +1,4 @@
-"""The six rows of the README."""
+"""The rows of the README."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ def glance(results: Results) -> str:
         perturbations(results),
         autoattack(results),
         proofs(results),
+        verdicts(results),
         sdp(results),
         omega(results),
         wine(results),
@@ -72,6 +73,20 @@ def proofs(results: Results) -> Triple:
         f"{row['proved']} of {row['instances']} in {row['limit']:g} s of one CPU thread each, "
         f"{row['contradictions']} contradictions",
         f"{row['winner_proved']} by alpha-beta-CROWN in the competition, on a GPU",
+    )
+
+
+def verdicts(results: Results) -> Triple:
+    """Sets of VNN-LIB properties."""
+    question = "VNN-LIB: instances decided, ten sets of VNN-COMP 2025"
+    row = results.row("vnnlib", "sets", "all")
+    if row is None:
+        return question, NONE, NONE
+    return (
+        question,
+        f"{row['decided']:,} of {row['run']:,} in at most {row['limit']:g} s of one CPU thread "
+        f"each, {row['contradictions']} contradictions",
+        f"{row['public']:,} by alpha-beta-CROWN, or else two other tools, in the competition",
     )
 
 
