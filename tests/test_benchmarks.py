@@ -213,9 +213,9 @@ def test_a_figure_that_is_not_there_is_named(results: Results) -> None:
         filled("<!-- results:other -->\n<!-- /results -->", results)
 
 
-def test_glance_has_six_rows_with_and_without_figures(results: Results) -> None:
+def test_glance_has_seven_rows_with_and_without_figures(results: Results) -> None:
     page = "<!-- results:glance -->\n<!-- /results -->"
-    assert filled(page, results).count("\n| ") == 7  # with the titles
+    assert filled(page, results).count("\n| ") == 8  # with the titles
     assert filled(filled(page, results), results) == filled(page, results)
 
 

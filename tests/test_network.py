@@ -158,7 +158,7 @@ def attack(model=GOOD, x=X, y=Y, domain=(0.0, 1.0), **options):
 BAD = {
     "NaN": (lambda: attack(x=X.clone().fill_(math.nan)), "sample 0 contains NaN"),
     "inf": (lambda: attack(x=X / 0, domain=None), "NaN or infinity"),
-    "0..255": (lambda: attack(x=X * 200 + 3), "divide them by 255"),
+    "0..255": (lambda: attack(x=X * 200 + 3), "or give their domain"),
     "uint8": (lambda: attack(x=(X * 255).to(torch.uint8)), "uint8.*divide by 255"),
     "half": (lambda: attack(x=X.half()), "float16"),
     "range": (lambda: attack(x=X - 0.5), "range over"),

@@ -17,6 +17,7 @@ from wassail.report.export import write
 from wassail.report.results import half_text, records, suggestions, to_csv, to_json, to_latex
 from wassail.report.terminal import print_comparison
 from wassail.threat import Threat, ceil_percent, floor_percent
+from wassail.writing import rounded_down, rounded_up
 
 INF = math.inf
 
@@ -83,9 +84,12 @@ def test_a_threat_that_leaves_nothing_has_an_eps_that_does() -> None:
 
 def test_one_half_is_told_without_radii() -> None:
     both, bare = made_up(60), made_up(60, certified=False)
-    most = f"{bare.curve(1).inverse(0.5):.3g}"
+    most = rounded_up(bare.curve(1).inverse(0.5), 3)
     assert half_text(bare, 1.0) == f"≤ {most}"
-    assert half_text(both, 1.0) == f"{both.curve(1).inverse(0.5, 'certified'):.3g}..{most}"
+    assert (
+        half_text(both, 1.0)
+        == f"{rounded_down(both.curve(1).inverse(0.5, 'certified'), 3)}..{most}"
+    )
     never = torch.full_like(bare.distances, INF)
     assert half_text(replace(bare, distances=never), 1.0) == "never"
 

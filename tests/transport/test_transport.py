@@ -687,5 +687,7 @@ def test_what_is_printed_as_proved_is_proved() -> None:
     assert repr(Bound(1.2345678099, 1.23456784, "x")) == "Bound([1.2345678, 1.2345679], by x)"
     assert rounded_down(0.1 + 0.2, 3) == "0.3" and rounded_up(0.1 + 0.2, 3) == "0.301"
     assert rounded_up(math.inf) == "inf" and rounded_down(-1.2345678, 3) == "-1.24"
-    better = Comparison(0.1, (0.0, 0.2), 0.01, 10, ws.Threat("inf", 1, 0.1), (0.5, 0.4), (0.00006, 1.0))
+    better = Comparison(
+        0.1, (0.0, 0.2), 0.01, 10, ws.Threat("inf", 1, 0.1), (0.5, 0.4), (0.00006, 1.0)
+    )
     assert "by 0.00 points or more" in better.ordering
