@@ -3,6 +3,8 @@
 import itertools
 import math
 from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from wassail.certificates.exact.flip_problem import RelaxedLine
 from wassail.certificates.exact.penalised import Shell, highest_less_price, worthwhile
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.specified import settled
+from wassail.certificates.loss import residual_cones
 from wassail.certificates.loss.residual_cones import Cones
 from wassail.certificates.loss.residual_curve import ResidualCurve
 from wassail.certificates.loss.residuals import signed_network
@@ -69,23 +72,26 @@ def test_lines_are_bounded_from_below(norm: float, mode: str) -> None:
     search = penalised._Penalised(graph, x, norm, box, 1.1, 0.0, 0.1)
     search.near, far = 0.2, 0.7
     search.net = search.relaxed(far)
-    a = (uniform(30, 3, seed=3) - 0.5) * 6
-    b = uniform(30, seed=4)
-    none = torch.zeros(30, 0, dtype=DOUBLE)
+    a = (uniform(200, 3, seed=3) - 0.5) * 6
+    b = uniform(200, seed=4)
+    none = torch.zeros(200, 0, dtype=DOUBLE)
     with rounded(mode):
         least = search.least(search.net, RelaxedLine(a, b, none, none, none))
-    points = uniform(400, 3, seed=5)
-    length = torch.linalg.vector_norm(points - x, norm, dim=1)
-    points, length = (
-        points[(length > 0.2) & (length < 0.7)],
-        length[(length > 0.2) & (length < 0.7)],
-    )
-    paid = Fraction(1.1)
-    for row in range(30):
-        for point, d in list(zip(points, length.tolist()))[:40]:
-            parts = zip(a[row].tolist(), point.tolist())
-            value = sum(Fraction(u) * Fraction(v) for u, v in parts) + Fraction(float(b[row]))
-            assert Fraction(float(least[row])) <= value + paid * Fraction(d * (1 + 1e-15))
+    here, paid = [Fraction(v) for v in x.tolist()], Fraction(1.1)
+    # where the lines are least, as well: there no rounding is hidden
+    lowest = search.lowest(RelaxedLine(a, b, none, none, none), far)
+    for row in range(200):
+        for point in torch.cat([uniform(4, 3, seed=row), lowest[row : row + 1]]).tolist():
+            moved = [Fraction(v) for v in point]
+            gaps = [abs(u - v) for u, v in zip(moved, here)]
+            square = sum((gap**2 for gap in gaps), Fraction(0))
+            near = Fraction(math.sqrt(square)) * (1 + Fraction(1e-15))
+            length = {1: sum(gaps, Fraction(0)), 2: near, INF: max(gaps)}[norm]
+            if not Fraction(0.2) <= length <= Fraction(far) or not all(0 <= v <= 1 for v in moved):
+                continue
+            terms = (Fraction(u) * v for u, v in zip(a[row].tolist(), moved))
+            value = sum(terms, Fraction(float(b[row])))
+            assert Fraction(float(least[row])) <= value + paid * length
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -216,3 +222,62 @@ def test_no_feasible_distribution_is_above_a_cone() -> None:
         feasible = float((moved - y).abs().mean())
         least, most = curve(eps)
         assert least <= most and feasible <= most <= feasible + 1e-9
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_products_and_shells_are_rounded_up(mode: str) -> None:
+    a, b = uniform(40, seed=1).tolist(), uniform(40, seed=2).tolist()
+    with rounded(mode):
+        tops = [residual_cones._above(one * other) for one, other in zip(a, b)]
+    for one, other, top in zip(a, b, tops):
+        assert Fraction(top) >= Fraction(one) * Fraction(other)
+    start, lift, slope, rise = uniform(20, seed=3), 1e-9, 1.7, 0.9
+    start[::2] -= 1.5  # the sum of the cone cancels
+    grid = torch.tensor([0.1, 0.3, 0.8, 2.0], dtype=DOUBLE)
+    for high in (INF, 0.2):  # the cone, or the ceiling
+        ceiling = torch.full((20, 5), high, dtype=DOUBLE) + uniform(20, 5, seed=4)
+        growth: Any = SimpleNamespace(
+            grid=grid, ceiling=ceiling, start=start, lift=lift, slope=slope
+        )
+        for i in range(20):
+            with rounded(mode):
+                shells = residual_cones._shells(growth, i, rise, 1.3)
+            for shell in shells:
+                cone = Fraction(float(start[i])) + Fraction(lift)
+                cone += Fraction(slope) * Fraction(shell.far)
+                place = int(torch.searchsorted(grid, shell.far))
+                known = float(ceiling[i, place])
+                top = cone if known == INF else min(cone, Fraction(known))
+                assert Fraction(shell.most) >= top - Fraction(rise) * Fraction(shell.near)
+            assert shells[-1].far >= 1.3
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_cone_pays_no_more_and_goes_as_far_as_the_box(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The price of a weighted output is rounded down, the far end of the box up."""
+    ends: list[float] = []
+    prices: list[float] = []
+
+    def shells(above: Any, i: int, rise: float, far: float) -> list[Shell]:
+        ends.append(far)
+        return [Shell(0.0, far, 1.0)]
+
+    def priced(*given: Any) -> penalised.Highest:
+        prices.append(given[4])
+        return penalised.Highest(0.0, 0.0, None)
+
+    monkeypatch.setattr(residual_cones, "_shells", shells)
+    monkeypatch.setattr(residual_cones, "highest_less_price", priced)
+    monkeypatch.setattr(residual_cones, "settled", lambda *given: None)
+    for seed in range(20):
+        x, weights = uniform(1, 5, seed=seed), (0.1 + uniform(2, seed=seed)).tolist()
+        parts = SimpleNamespace(offsets=torch.zeros(1, 3), weights=weights, loss="pinball")
+        errors: Any = SimpleNamespace(x=x, norm=2.0, residuals=parts, graph=None, domain=(0, 1))
+        with rounded(mode):
+            residual_cones._highest(errors, None, 0, 0.7, 0.0, 0.1)  # type: ignore[arg-type]
+        far = sum(max(Fraction(v), 1 - Fraction(v)) ** 2 for v in x[0].tolist())
+        assert Fraction(ends[-1]) ** 2 >= far
+        for price, weight in zip(prices[-2:], weights):
+            assert Fraction(price) * Fraction(weight) <= Fraction(0.7)
