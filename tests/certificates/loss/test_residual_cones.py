@@ -229,8 +229,8 @@ def test_products_and_shells_are_rounded_up(mode: str) -> None:
     a, b = uniform(40, seed=1).tolist(), uniform(40, seed=2).tolist()
     with rounded(mode):
         tops = [residual_cones._above(one * other) for one, other in zip(a, b)]
-    for one, other, top in zip(a, b, tops):
-        assert Fraction(top) >= Fraction(one) * Fraction(other)
+    for one, other, product in zip(a, b, tops):
+        assert Fraction(product) >= Fraction(one) * Fraction(other)
     start, lift, slope, rise = uniform(20, seed=3), 1e-9, 1.7, 0.9
     start[::2] -= 1.5  # the sum of the cone cancels
     grid = torch.tensor([0.1, 0.3, 0.8, 2.0], dtype=DOUBLE)
