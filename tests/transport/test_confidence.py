@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal, localcontext
 from fractions import Fraction
 
 import mpmath
@@ -257,3 +258,22 @@ def test_a_lead_is_covered_and_pairing_helps(order: float) -> None:
     assert missed <= 25 * (0.05 + 3 * math.sqrt(0.05 * 0.95 / 25))
     if order == INF:
         assert np.mean(leads) > 0
+
+
+@pytest.mark.parametrize("order", [1.0, 1e4, 1e6])
+def test_what_powers_lose_is_paid_for(order: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a limit on a mean is the mean itself, the limit on the error is above it in exact
+    arithmetic, up to very high orders.
+    """
+    monkeypatch.setattr(limits, "mean_at_most", lambda total, n, alpha: total / n)
+    rng = np.random.default_rng(0)
+    with localcontext() as context:
+        context.prec = 60
+        for _ in range(20):
+            price = float(rng.uniform(0.5, 2))
+            radii = price * (1 - rng.uniform(0, 1, 3) / max(order, 2.0))
+            eps = price * (1 - 1 / max(order, 2.0))
+            worth = [1 - (Decimal(r) / Decimal(price)) ** Decimal(order) for r in radii.tolist()]
+            exact = (Decimal(eps) / Decimal(price)) ** Decimal(order) + sum(worth) / 3
+            found = limits.error_at_most(radii, eps, order, 0.05, price)
+            assert Decimal(found) >= min(exact, 1)
