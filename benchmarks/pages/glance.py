@@ -85,7 +85,7 @@ def verdicts(results: Results) -> Triple:
     return (
         question,
         f"{row['decided']:,} of {row['run']:,} in at most {row['limit']:g} s of one CPU thread "
-        f"each, {row['contradictions']} contradictions",
+        f"each, {row['contradictions']} contradictions; {row['absent']} more have no public copy",
         f"{row['public']:,} by alpha-beta-CROWN, or else two other tools, in the competition",
     )
 

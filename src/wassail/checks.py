@@ -91,7 +91,7 @@ def _check_inside(x: Tensor, domain: Domain) -> None:
             f"the samples range over [{low:.4g}, {high:.4g}] but the domain is "
             f"[{domain[0]:g}, {domain[1]:g}]"
         )
-        # a table, or the 17 greys of the digits, is none
+        # More than one dimension and values above 128: a table has one, digits end at 16.
         if x.ndim > 2 and 128 < high <= 255 and low >= 0 and domain == (0.0, 1.0):
             raise remedies(
                 f"{seen}, and these look like 8-bit images",

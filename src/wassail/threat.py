@@ -629,7 +629,7 @@ class Threat:
 
     @property
     def others(self) -> str:
-        """What else may change beside inputs, in words; "" for nothing."""
+        """What may change beside the inputs, in words; empty where nothing else may."""
         words = ""
         if self.label_cost < math.inf:
             words += f", a changed label costs {show(self.label_cost)}"

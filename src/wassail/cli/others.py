@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wassail.cli.shared import data_from
 from wassail.cli.task import targets_from
 from wassail.errors import InputError
 from wassail.threat import Groups, number, parse_label_cost, parse_subpopulation
@@ -107,9 +108,7 @@ def _samples_in_all(options: argparse.Namespace, data: Data) -> int:
     """How many samples the data have without `-n`."""
     if options.n is None:
         return len(data)
-    from wassail.zoo.datasets import open_data
-
-    return len(open_data(options.data, targets=targets_from(options)))
+    return len(data_from(options, options.data, targets=targets_from(options)))
 
 
 def ranges_of(

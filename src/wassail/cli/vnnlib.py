@@ -116,7 +116,8 @@ def _set(options: argparse.Namespace, limit: float | None) -> int:
         print(f"wrote {write_plot(folder, results)}")
     except InputError as error:
         print(f"no solved.png: {error}")
-    absent = [i for i in listed if i not in there]
+    done = {(i.network, i.question) for i in there}
+    absent = [i for i in listed if (i.network, i.question) not in done]
     if absent:
         first = f"{absent[0].network!r} and {absent[0].question!r}"
         print(

@@ -61,7 +61,8 @@ def plain_sentence(run: Outcome, model: Model) -> tuple[str, ...]:
             model, domain = plain.model(model.inner), plain.domain
             words = "every feature may move, in units of its range"
         elif domain is not None:
-            domain = (min(domain[0], PLAIN[0]), max(domain[1], PLAIN[1]))  # type: ignore[assignment]
+            least, most = domain
+            domain = (min(least, PLAIN[0]), max(most, PLAIN[1]))  # type: ignore[assignment]
         norm, order, eps = run.threat.norm, run.threat.order, run.threat.eps
         flips = nearest(model, x, y, norm, domain, passes=PASSES, warn=False)
         try:

@@ -51,7 +51,8 @@ def fragile_panel(run: Evaluation, count: int) -> Panel | None:
         if fold is not None:
             pair = (samples[place], flips[place])
             pair = pair if ranges is None else (pair[0] / ranges, pair[1] / ranges)
-            pictures = _triple(fold(pair[0]), fold(pair[1]), low, high, size)  # type: ignore[arg-type]
+            x, flip = map(fold, pair)
+            pictures = _triple(x, flip, low, high, size)  # type: ignore[arg-type]
         before, after = _change(run, i)
         items.append(
             {
