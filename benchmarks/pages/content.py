@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from benchmarks.networks.fetch import address_of
 from benchmarks.networks.files import NETWORKS
-from benchmarks.pages.glance import glance
+from benchmarks.pages.summary import index, source
 from benchmarks.pages.tables import (
     NONE,
     Cell,
@@ -24,26 +24,6 @@ from benchmarks.pages.tables import (
 )
 
 GENERATED = "<!-- Written by `python -m benchmarks.pages` from results/*.json: do not edit. -->\n\n"
-
-
-def source(results: Results, *stages: str) -> str:
-    """Where the figures of a page come from."""
-    lines = ["\n## How it was measured\n"]
-    for stage in stages:
-        record = results.stages.get(stage)
-        if record is None:
-            continue
-        versions = ", ".join(f"{name} {value}" for name, value in record["versions"].items())
-        units = record["units"]
-        done, planned = units["done"], units["planned"]
-        part = "" if done == planned else f" {done} of {planned} units were run."
-        lines.append(
-            f"`{record['command']}` at commit `{record['commit'][:12]}`, seed {record['seed']}, "
-            f"one thread of {record['processor']}; {versions}. "
-            f"{record['processor_seconds'] / 60:.0f} processor minutes.{part} File: "
-            f"`results/{stage}.json`.\n"
-        )
-    return "\n".join(lines)
 
 
 def attacks(results: Results) -> str:
@@ -119,7 +99,7 @@ def attacks(results: Results) -> str:
             ("ratio", time_ratio),
         ]
         text += markdown(columns, suite)
-    return text + source(results, "attacks", "autoattack")
+    return text
 
 
 def peer(row: Row) -> str:
@@ -213,7 +193,7 @@ def certificates(results: Results) -> str:
             ("s an instance", field("seconds", ".1f")),
         ]
         text += markdown(columns, instances)
-    return text + source(results, "certificates", "gaps", "vnncomp")
+    return text
 
 
 def lipschitz(results: Results) -> str:
@@ -263,7 +243,7 @@ def lipschitz(results: Results) -> str:
             ("upper", lambda r: f"{r['paper'][1] / r['margin'][1]:.2f}"),
         ]
         text += markdown(columns, slopes)
-    return text + source(results, "lipschitz")
+    return text
 
 
 def constant(row: Row) -> str:
@@ -297,7 +277,7 @@ def smoothing(results: Results) -> str:
             ("random, Omega_inf", lambda r: both(*r["random_inf"])),
         ]
         text += markdown(columns, row["budgets"])
-    return text + source(results, "smoothing")
+    return text
 
 
 def training(results: Results) -> str:
@@ -329,7 +309,7 @@ def training(results: Results) -> str:
             ("Omega_1", lambda r: both(r["certified"], r["attacked"])),
         ]
         text += markdown(columns, built_in)
-    return text + source(results, "training")
+    return text
 
 
 def spread(side: str) -> Callable[[Row], str]:
@@ -363,7 +343,7 @@ def corruptions(results: Results) -> str:
             ("attacked at this eps", lambda r: ceil(r["attacked"])),
         ]
         text += markdown(columns, row["shifts"])
-    return text + source(results, "corruptions")
+    return text
 
 
 def scale(results: Results) -> str:
@@ -382,7 +362,7 @@ def scale(results: Results) -> str:
         ("memory, MB", field("after", ".0f")),
         ("before", field("before", ".0f")),
     ]
-    return text + markdown(columns, rows) + source(results, "scale")
+    return text + markdown(columns, rows)
 
 
 def board(results: Results) -> str:
@@ -418,7 +398,7 @@ def board(results: Results) -> str:
         ]
         text += f"\n## {norm}\n\n"
         text += markdown(columns, sorted(mine, key=lambda row: -row["attacked_1"]))
-    return text + source(results, "board")
+    return text
 
 
 def pair(row: Row, order: str) -> str:
@@ -525,7 +505,7 @@ def vnnlib(results: Results) -> str:
             "do not. alpha-beta-CROWN ran without a GPU, for which it is made.\n\n"
         )
         text += markdown(columns, others)
-    return text + source(results, "vnnlib")
+    return text
 
 
 def distributions(results: Results) -> str:
@@ -547,7 +527,7 @@ def distributions(results: Results) -> str:
         ("s", field("seconds", ".1f")),
         ("check", field("check")),
     ]
-    return text + markdown(columns, rows) + source(results, "distributions")
+    return text + markdown(columns, rows)
 
 
 def population(results: Results) -> str:
@@ -573,7 +553,7 @@ def population(results: Results) -> str:
         ("attacked", lambda r: limits(r["threat"]["attacked"])),
         ("width", lambda r: f"{r['threat']['width']:.1f}"),
     ]
-    return text + markdown(columns, rows) + source(results, "coverage")
+    return text + markdown(columns, rows)
 
 
 def defaults(results: Results) -> str:
@@ -599,7 +579,7 @@ def defaults(results: Results) -> str:
             "classified right.\n\n"
         )
         text += markdown(columns, rows)
-    return text + source(results, "methods")
+    return text
 
 
 def found_by(part: str, form: str) -> Cell:
@@ -634,7 +614,7 @@ def regression(results: Results) -> str:
         ("gap, %", field("error_gap", ".2f")),
         ("s, all orders and eps", field("error_seconds", ".0f")),
     ]
-    return text + markdown(columns, rows) + source(results, "regression")
+    return text + markdown(columns, rows)
 
 
 # page -> the stages of which at least one is needed, and who writes it
@@ -677,36 +657,9 @@ def pages(results: Results) -> dict[str, str]:
     found = {}
     for name, (stages, write) in PAGES.items():
         if not stages or any(stage in results.stages for stage in stages):
-            found[f"{name}.md"] = GENERATED + write(results)
+            found[f"{name}.md"] = GENERATED + write(results) + source(results, stages)
     if "board" in results.stages:
         found["board.json"] = feed(results)
-    found["index.md"] = GENERATED + index(
-        results, [name for name in PAGES if f"{name}.md" in found]
-    )
+    there = {name: ABOUT[name] for name in PAGES if f"{name}.md" in found}
+    found["index.md"] = GENERATED + index(results, there)
     return found
-
-
-def index(results: Results, names: list[str]) -> str:
-    """The six rows, the pages, and the state of every stage."""
-    text = (
-        "# Results\n\nEvery figure is computed by `make results` and read from `results/*.json`; a "
-        "test fails when a page shows another one, or when the code behind it has changed since. "
-        "Settings were chosen on images from 1,000 on, figures are for the first ones. Percentages "
-        "in brackets are 95 % confidence limits (Clopper and Pearson) for images drawn like "
-        "these.\n\n"
-    )
-    text += glance(results) + "\n"
-    text += "\n".join(f"- [{name.capitalize()}]({name}.md): {ABOUT[name]}" for name in names)
-    rows = list(results.stages.values())
-    if rows:
-        columns = [
-            ("stage", code("stage")),
-            ("about", field("about")),
-            ("units done", lambda r: f"{r['units']['done']} of {r['units']['planned']}"),
-            ("processor min", lambda r: f"{r['processor_seconds'] / 60:.0f}"),
-            ("commit", lambda r: f"`{r['commit'][:12]}`"),
-        ]
-        text += "\n\n## Stages\n\n" + markdown(columns, rows)
-    else:
-        text += "\n"
-    return text

@@ -16,7 +16,7 @@ from chromium import Browser, Page, address, command, failures
 SITE = Path(__file__).resolve().parents[2] / "site"
 # Wide (a desk) and narrow (a phone), in CSS pixels.
 SIZES = {"wide": (1400, 900), "narrow": (400, 800)}
-SHOWN = ("index", "explanation/threat-model", "api/attacks", "theory", "results/board")
+SHOWN = ("index", "explanation/threat-model", "api/attacks", "theory", "results/index")
 QUERIES = {"transport": "api/transport", "autoattack": "reference/attacks", "knapsack": "theory"}
 
 

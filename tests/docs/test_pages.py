@@ -54,6 +54,29 @@ def test_lab_notes_say_what_they_are_and_are_not_on_the_site() -> None:
         assert path.read_text().startswith("Notes of earlier measurements; "), path.name
 
 
+def clicks(start: Path) -> dict[Path, int]:
+    """How many links lead from a page to each other one."""
+    found = {start: 0}
+    row = [start]
+    while row:
+        page = row.pop(0)
+        for link in MARKDOWN_LINK.findall(page.read_text()):
+            target = (page.parent / link.partition("#")[0]).resolve()
+            if target.suffix == ".md" and target.is_file() and target not in found:
+                found[target] = found[page] + 1
+                row.append(target)
+    return found
+
+
+@pytest.mark.parametrize("start", ["README.md", "docs/index.md"])
+def test_what_a_reader_looks_for_is_near(start: str) -> None:
+    """Install, first figure, own model, which eps, how to read the page, API, theory, results."""
+    wanted = ["install", "tutorials/first-evaluation", "howto/load-model", "api/index", "theory"]
+    wanted += ["explanation/choosing-eps", "reference/report-page", "results/index"]
+    found = clicks(ROOT / start)
+    assert all(found.get(DOCS / f"{page}.md", 9) <= 3 for page in wanted), found
+
+
 def headings(text: str) -> set[str]:
     """The anchors of the titles of a page."""
     titles = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
@@ -85,7 +108,7 @@ def test_files_that_the_architecture_names_exist() -> None:
     text = (DOCS / "project" / "architecture.md").read_text()
     named = re.findall(r"`([\w/]+\.py)`", text)
     rooms = [ROOT / "src" / "wassail", ROOT / "src" / "wassail" / "certificates"]
-    rooms.append(ROOT / "src" / "wassail" / "evaluation")
+    rooms += [ROOT / "src" / "wassail" / "evaluation", ROOT]
     assert named
     assert [name for name in named if not any((room / name).is_file() for room in rooms)] == []
 
