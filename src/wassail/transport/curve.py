@@ -172,23 +172,40 @@ class RiskCurve(Record):
         Args:
             confidence: between 0 and 1 (default 0.95).
         """
-        n = self._independent()
-        if self.groups is not None:
-            return self._population_of_groups(self.groups, parse_confidence(confidence))
-        shift = min(limits.kolmogorov(n, confidence) + limits.SLACK, 1.0)
-        near = _shifted(self.distances, shift, nearest=True)
-        far = None if self.radii is None else _shifted(self.radii, shift, nearest=False)
+        self._independent()
+        confidence = parse_confidence(confidence)
+        # One band for each group, or one for all samples; their errors sum to that of the curve.
+        groups = self.groups
+        count = 1 if groups is None else len(groups.names)
+        places = torch.zeros(len(self.mu)) if groups is None else torch.tensor(groups.places)
+        each = confidence if count == 1 else 1 - (1 - confidence) / count
+        near, far, held, shifts = [], [], [], []
+        for place in range(count):
+            mine = places == place
+            n = int(mine.sum())
+            shift = min(limits.kolmogorov(n, each) + limits.SLACK, 1.0)
+            near.append(_shifted(self.distances[mine], shift, nearest=True))
+            if self.radii is not None:
+                far.append(_shifted(self.radii[mine], shift, nearest=False))
+            held += [place] * (n + 1)
+            shifts.append(shift)
+        distances, mu = (torch.cat(parts) for parts in zip(*near))
+        radii, radii_mu = (torch.cat(parts) for parts in zip(*far)) if far else (None, None)
+        if groups is not None:
+            names = tuple(groups.names[place] for place in held)
+            groups = Groups(names, groups.low, groups.high)
         return PopulationCurve(
-            near[0],
-            None if far is None else far[0],
-            near[1],
+            distances,
+            radii,
+            mu,
             self.order,
-            None if far is None else far[1],
-            parse_confidence(confidence),
-            n,
-            shift,
+            radii_mu,
+            confidence,
+            len(self.mu),
+            max(shifts),
             label_cost=self.label_cost,
             subpopulation=self.subpopulation,
+            groups=groups,
         )
 
     def population_at(
@@ -234,33 +251,6 @@ class RiskCurve(Record):
             upper = Fraction(limits.error_at_most(*given)) / Fraction(share)
             certified = max(floor_of(1 - upper), 0.0)
         return certified, attacked
-
-    def _population_of_groups(self, groups: Groups, confidence: float) -> PopulationCurve:
-        """One band for each group; their errors sum to that of the curve."""
-        places = torch.tensor(groups.places)
-        each = 1 - (1 - confidence) / len(groups.names)
-        near, far, ids, shifts = [], [], [], []
-        for place, name in enumerate(groups.names):
-            mine = places == place
-            n = int(mine.sum())
-            shifts.append(min(limits.kolmogorov(n, each) + limits.SLACK, 1.0))
-            near.append(_shifted(self.distances[mine], shifts[-1], nearest=True))
-            if self.radii is not None:
-                far.append(_shifted(self.radii[mine], shifts[-1], nearest=False))
-            ids += [name] * (n + 1)
-        return PopulationCurve(
-            torch.cat([side[0] for side in near]),
-            torch.cat([side[0] for side in far]) if far else None,
-            torch.cat([side[1] for side in near]),
-            self.order,
-            torch.cat([side[1] for side in far]) if far else None,
-            confidence,
-            len(self.mu),
-            max(shifts),
-            label_cost=self.label_cost,
-            subpopulation=self.subpopulation,
-            groups=Groups(tuple(ids), groups.low, groups.high),
-        )
 
     def _groups_at(
         self, groups: Groups, threat: Threat, alpha: float, piloted: bool

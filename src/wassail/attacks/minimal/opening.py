@@ -27,8 +27,10 @@ OTHER_NORMS = ((2.0, 4), (math.inf, 5))
 # A sample that flips after this share of its first step is walked in small steps.
 EARLY = {1.0: 0.4, 2.0: 0.4, math.inf: 0.7}
 
-# At l1 a flip is far beyond the boundary at so many lengths of the first step.
+# At l1 a flip is far beyond the boundary at so many lengths of the first step; by which share the
+# ball of the first polish is smaller than such flips'.
 FAR = 1.5
+FAR_SLACK = 0.2
 
 
 def opening(first: FirstSteps, seed: int) -> None:
@@ -97,6 +99,7 @@ def _open_sparse(first: FirstSteps, chosen: Tensor) -> None:
         ahead = first.toward(0, 1.02)[led]
         boundary_search(tracker, rows[led], ahead, times, rivals[led, 0], aim=aim)
     tracker.shorten(some, 4)
+    first.slack.index_fill_(0, some, FAR_SLACK)
     polish(tracker, some, 20, first.slack)
     far |= tracker.distance[rows] > FAR * vector_norm(first.steps[:, 0], 1.0)
     polish(tracker, rows[far], 8, first.slack)

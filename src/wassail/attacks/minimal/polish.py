@@ -14,8 +14,9 @@ from wassail.network import Tape
 from wassail.threat import Domain
 
 # By which share the ball of a polish is smaller than the best flip's: at first, at most, at least.
+# At l1 steps overshoot, and flips are often several times too far.
 SLACK = 0.05
-MOST_SLACK = 0.2
+MOST_SLACK = {1.0: 0.3, 2.0: 0.2, math.inf: 0.2}
 LEAST_SLACK = 0.001
 # Which share of the iterations, the last ones, takes Euclidean steps.
 EUCLIDEAN = {1.0: 1.0, 2.0: 0.0, math.inf: 0.5}
@@ -34,9 +35,9 @@ def climb(tracker: Tracker, tape: Tape, rows: Tensor, rivals: Tensor | None = No
     return tape.gradients(y, rival[:, None])[:, 0]
 
 
-def learned(slack: Tensor, flip: Tensor) -> Tensor:
+def learned(slack: Tensor, flip: Tensor, norm: float) -> Tensor:
     """The slack `(m,)` after a look: larger by half at a flip, bool `(m,)`, else half."""
-    wider = (1.5 * slack).clamp(max=MOST_SLACK)
+    wider = (1.5 * slack).clamp(max=MOST_SLACK[norm])
     closer = (0.5 * slack).clamp(min=LEAST_SLACK)
     return torch.where(flip, wider, closer)
 
@@ -103,7 +104,7 @@ def polish(
         radius = (1 - bound) * best
         current = project(current, part.x, tracker.norm, radius, part.domain)
         tape, flip = tracker.tape(current, rows)
-        slack.index_copy_(0, rows, learned(bound, flip))
+        slack.index_copy_(0, rows, learned(bound, flip, tracker.norm))
         w = climb(tracker, tape, rows, rivals)
         share = falling(length, k, times)
         if sparse:

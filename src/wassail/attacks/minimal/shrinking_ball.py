@@ -62,7 +62,7 @@ def shrinking_ball(
         current = project(current, part.x, tracker.norm, radius, part.domain)
         tape, flip = tracker.tape(current, rows)
         if left <= 0:
-            slack = learned(slack, flip)
+            slack = learned(slack, flip, tracker.norm)
         w = climb(tracker, tape, rows, rivals)
         fall = falling(length, k, times)
         if k < (1 - EUCLIDEAN[tracker.norm]) * times:
