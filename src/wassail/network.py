@@ -624,6 +624,9 @@ class Search:
 
 
 ChunkAttack: TypeAlias = Callable[[Network, Tensor, Tensor, Tick], "tuple[Tensor, Tensor]"]
+Further: TypeAlias = Callable[[float], "tuple[Tensor, Tensor]"]
+# Rounding of another batch may take back a flip on the boundary: shares of its way that it goes on.
+SHARES_FURTHER = (1e-4, 1e-3, 1e-2)
 
 
 def search(
@@ -636,6 +639,7 @@ def search(
     description: str = "attack",
     tolerance: float | None = None,
     whole: bool = False,
+    further: Further | None = None,
 ) -> Search:
     """Run `attack(network, x, y, tick) -> (points, clean logits)` over chunks of checked data, then
     verify its points.
@@ -645,6 +649,8 @@ def search(
     for flips that this library stores. whole: one chunk for an attack that needs statistics of all
     samples; it gets them where they are and streams batches to the network's device itself. With a
     specification in the place of labels an attack sees its logits, and the label 0 (see `Network`).
+    further: of the last chunk the points moved on by a share of their way, and which of them were
+    flips when they were found, bool `(n,)`; asked where the verification finds one to be none.
     """
     batch_size = BATCH_SIZE if batch_size is None else whole_number(batch_size, "batch_size")
     device = device_of(model, x.device)
@@ -678,10 +684,11 @@ def search(
             # A sample that was wrong before anything moved is not a flip and needs no tolerance.
             at_clean = predict(clean, labels)
             checker.measure(clean)
+            at_point = checker.predict(z, labels, checker.rows, tolerance)
+            if further is not None:
+                points, at_point = _flipped_again(checker, points, at_point, labels, further)
             unmoved = (points == chunk).flatten(1).all(1)
-            at_point = torch.where(
-                unmoved, at_clean, checker.predict(z, labels, checker.rows, tolerance)
-            )
+            at_point = torch.where(unmoved, at_clean, at_point)
             back = (t.to(x.device) for t in (points, at_clean, at_point))
             spent = (
                 count.cpu() for count in (network.forwards, network.backwards, checker.forwards)
@@ -693,6 +700,22 @@ def search(
         classes = none.to(x.device)
         return Search(x.clone(), classes, classes, none, none, none)
     return Search(*(torch.cat(column) for column in zip(*parts)))
+
+
+def _flipped_again(
+    checker: Network, points: Tensor, predicted: Tensor, y: Tensor, further: Further
+) -> tuple[Tensor, Tensor]:
+    """The points, those that are flips no more moved on until they are, and their classes."""
+    for share in SHARES_FURTHER:
+        moved, known = further(share)
+        lost = (known & (predicted == y)).nonzero()[:, 0]
+        if not lost.shape[0]:
+            break
+        trial, labels = take(lost, moved, y)
+        found = checker.predict(checker.logits(trial, lost), labels, lost)
+        points = points.index_copy(0, lost, trial)
+        predicted = predicted.index_copy(0, lost, found)
+    return points, predicted
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -325,3 +325,33 @@ def test_few_classes_pay_nothing_for_many() -> None:
     spent = network.forwards + network.backwards
     more_rivals(first, 0)
     assert torch.equal(network.forwards + network.backwards, spent)
+
+
+class OtherBatch(nn.Module):
+    """Takes a little lead from every class but 0 in batches of one size."""
+
+    def __init__(self, size: int, less: float) -> None:
+        super().__init__()
+        self.inner = LinearClassifier.random(3, 12, seed=2).float()
+        self.size = size
+        self.less = less
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.inner(x)
+        if len(x) != self.size:
+            return z
+        return z - self.less * z.new_tensor([0.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_flip_that_the_batch_of_the_check_takes_back_goes_on_a_little(norm: float) -> None:
+    x = samples(40, (12,), 3, seed=4)[0].float()
+    plain = OtherBatch(0, 0.0)
+    y = plain(x).argmax(1)
+    x, y = torch.cat([x[y == 0][:3], x[y != 0][:1]]), torch.tensor([0, 0, 0, 0])
+    assert len(x) == 4  # three samples are attacked, and four are checked
+    expected = ws.nearest(plain, x, y, norm, None, passes=30)
+    found = ws.nearest(OtherBatch(4, 3e-3), x, y, norm, None, passes=30)
+    assert found.success.all()
+    torch.testing.assert_close(found.distances, expected.distances, rtol=2e-2, atol=0)
+    assert (found.distances >= expected.distances).all()

@@ -43,6 +43,7 @@ def run_engine(
     batch_size: int | None,
     progress: Progress,
     finish: Callable[[Tracker], Tensor] = lambda tracker: tracker.points,
+    free: bool = False,
 ) -> Search:
     """Run an engine over the data: the one way in which an engine becomes an attack.
 
@@ -59,17 +60,23 @@ def run_engine(
         batch_size: most samples in one call of the model.
         progress: whether to show a bar.
         finish: the points of a finished tracker, `(n, *shape)`; by default its nearest flips.
+        free: whether a flip that the verification takes back may go on beyond the boundary.
     """
     for count in COUNTS & options.keys():
         if options[count] is not None and not isinstance(options[count], int):
             whole(options[count], count)
 
-    def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
-        state = begin(network, x, y)
-        engine(state, tick, **options)
-        return finish(state), state.clean
+    states: list[Tracker] = []
 
-    return search(chunk, model, x, y, batch_size, progress, name)
+    def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
+        states[:] = [begin(network, x, y)]
+        engine(states[0], tick, **options)
+        return finish(states[0]), states[0].clean
+
+    def further(share: float) -> tuple[Tensor, Tensor]:
+        return states[0].further(share)
+
+    return search(chunk, model, x, y, batch_size, progress, name, further=further if free else None)
 
 
 def find_flips(  # noqa: PLR0913
@@ -118,7 +125,9 @@ def find_flips(  # noqa: PLR0913
             early.append(state.early.cpu())
         return state.points
 
-    found = run_engine(engine, name, model, x, y, begin, options, batch_size, progress, finish)
+    found = run_engine(
+        engine, name, model, x, y, begin, options, batch_size, progress, finish, free=True
+    )
     if passes is not None and known is None:
         _warn_if_idle(found, labels_of(y, x.device), name, passes, first)
     info = {"method": name, "options": options, "passes": passes, "seed": seed}

@@ -284,6 +284,13 @@ class Tracker:
         """
         write(self.points, torch.isinf(self.distance[rows]), points, rows)
 
+    def further(self, share: float) -> tuple[Tensor, Tensor]:
+        """The flips moved on by a share of their way, inside the box, and which samples have one
+        that was found, bool `(n,)`.
+        """
+        moved = clip(torch.lerp(self.x, self.points, 1 + share), self.domain)
+        return moved, torch.isfinite(self.distance) & ~self.wrong
+
     def shorten(self, rows: Tensor, times: int, shortest: float = 0.0) -> None:
         """Bisect toward the sample along norm-aware points while they stay flipped. One pass a
         bisection.
