@@ -53,8 +53,7 @@ from wassail.certificates.exact.relaxation import Triangle, triangle
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.matrix_norms import positive_norms
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search.frontier import Heap, Part, SharedFrontier
-from wassail.certificates.search.workers import Workers, crew
+from wassail.certificates.search.frontier import Heap, Part, SharedFrontier, Workers, crew
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
 from wassail.rounding import FAINT, UNIT

@@ -37,8 +37,7 @@ from wassail.certificates.exact.flip_problem import Nodes, Relaxed, RelaxedLine,
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.relax.executed import ahead
 from wassail.certificates.relax.ranges import gamma
-from wassail.certificates.search.frontier import Part, SharedFrontier, Table
-from wassail.certificates.search.workers import Pool, Workers, crew
+from wassail.certificates.search.frontier import Part, Pool, SharedFrontier, Table, Workers, crew
 from wassail.errors import InputError
 from wassail.geometry import clip, plane_step, sides, steepest
 from wassail.rounding import UNIT
