@@ -402,7 +402,7 @@ EXCUSED: dict[tuple[str, str, str], str] = {
     ): "what is proved and returned is the larger weight",
     ("loss/recession.py", "_far", "error"): "a list; what is in it is no rounding",
     ("graph/region.py", "inside", "1e-12"): "moves sample points inside: no claim rests on it",
-    ("lipschitz/semidefinite.py", "start", "1e-12"): STEERS,
+    ("exact/multipliers.py", "start", "1e-12"): STEERS,
     ("lipschitz/semidefinite.py", "_with", "1e-300"): STEERS,
     (
         "transformer_constants.py",
