@@ -21,8 +21,8 @@ from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margins
 from wassail.certificates.relax.l1_vertices import VertexCones
 from wassail.certificates.search import margins as split
+from wassail.certificates.search.margins import Tree
 from wassail.certificates.search.subproblems import Subproblems
-from wassail.certificates.search.tree import Tree
 
 pytestmark = pytest.mark.device
 

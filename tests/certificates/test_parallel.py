@@ -32,9 +32,9 @@ from wassail.certificates.graph.region import Region
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margins
 from wassail.certificates.search import frontier
-from wassail.certificates.search.frontier import Heap, Report, SharedFrontier
+from wassail.certificates.search.frontier import Heap, Pool, Report, SharedFrontier, crew
 from wassail.certificates.search.margins import branched
-from wassail.certificates.search.workers import Pool, Processes, crew
+from wassail.certificates.search.workers import Processes
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
 

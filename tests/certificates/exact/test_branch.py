@@ -594,3 +594,14 @@ def test_root_bound_is_lipsdp() -> None:
     net = stored(ZOO, "exlipbab_wine_11-12-12-1")
     root = branch(net, Region.make(None, 11), 2, 2, nodes=1)
     assert 1.846912 <= root.upper <= 1.846913 * 1.001
+
+
+def test_a_bound_that_is_no_number_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an overflow: what else is known counts."""
+    net = random_net([2, 8, 2], 3)
+    region = Region.make((-1.0, 1.0), 2)
+    assert not branch(net, region, 2.0, INF, nodes=1).complete
+    monkeypatch.setattr(
+        constants, "path_entries", lambda part, _: torch.full_like(part.C, math.nan)
+    )
+    assert not branch(net, region, 2.0, INF, nodes=1).complete

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from support.graphs import PAIRS, layers, mlp, network, where
 from support.networks import Net, seeded
-from wassail.certificates.exact.multipliers import forms, prove, reduce, split
+from wassail.certificates.exact.multipliers import forms, prove, reduce, split, start
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.matrix_norms import matrix_norm
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
 from wassail.certificates.lipschitz import semidefinite as module
-from wassail.certificates.lipschitz.semidefinite import segmented, semidefinite, start
+from wassail.certificates.lipschitz.semidefinite import segmented, semidefinite
 from wassail.certificates.relax.norms import product
 from wassail.certificates.relax.ranges import Bounds, bounds_on
 from wassail.geometry import operator_norm
@@ -86,7 +86,7 @@ def test_the_start_is_feasible_and_the_bound_above_the_jacobians_of_many_points(
     form = forms(
         reduce(net, torch.full((1, net.neurons), -1)), how, torch.arange(net.neurons)[None]
     )
-    w, t = start(form, net.layer, how.weights, how.kind.endswith(".T"))
+    w, t = start(form, net.layer, how)
     assert w.shape == (how.members, how.weights) and t.shape == (how.members, net.neurons)
     assert torch.linalg.eigvalsh(form.matrix(w, t)).min() > 0
     first = prove(form, w, t)

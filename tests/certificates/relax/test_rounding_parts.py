@@ -38,9 +38,9 @@ from wassail.certificates.relax.lines import (
 )
 from wassail.certificates.relax.rows import Span, chunks_of
 from wassail.certificates.relax.slope_cones import Bounded
-from wassail.certificates.search.intervals import Cuts, Forms, Intervals
-from wassail.certificates.search.neurons import Rows
-from wassail.certificates.search.tree import Tree
+from wassail.certificates.search.intervals import Forms, Intervals
+from wassail.certificates.search.margins import Tree
+from wassail.certificates.search.subproblems import Cuts, Rows
 from wassail.rounding import TINY
 
 INF = math.inf

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from support.rounding import MODES, rounded
+from wassail.certificates import clock
 from wassail.certificates.graph.reader import read
 from wassail.certificates.search import boxes as boxes_module
 from wassail.certificates.search.boxes import Boxes, BoxSearch, HalfSpaces, box_balls
@@ -47,6 +48,18 @@ def test_every_unsafe_point_stays_in_an_open_box(seed: int) -> None:
     assert inside.all(2).any(0).all()
     volume = (rows.high - rows.low).prod(1).sum()
     assert volume < 8.0  # something was cut away
+
+
+def test_what_a_box_costs_beside_its_passes_is_counted() -> None:
+    """On a network of a few dozen operations nearly all of the time goes there."""
+    work = 0.2 * clock.SECOND
+    _, boxes = search(0, 0.0)
+    with clock.limited(work=work):
+        boxes.begin()
+        boxes.proceed()
+        assert clock.late() and not boxes.done
+    nodes = len(boxes.graph.nodes)
+    assert 0.1 * work < nodes * boxes_module.EACH * boxes.count < 1.1 * work
 
 
 def test_a_cut_box_is_bounded_again_and_not_halved() -> None:

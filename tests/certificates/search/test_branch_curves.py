@@ -15,9 +15,8 @@ from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margins
-from wassail.certificates.search.margins import branched
+from wassail.certificates.search.margins import Tree, branched
 from wassail.certificates.search.subproblems import Subproblems
-from wassail.certificates.search.tree import Tree
 
 INF = math.inf
 BOX = (-1.0, 2.0)
@@ -119,7 +118,8 @@ def test_a_bound_of_a_domain_holds_at_every_point_of_it(kind: str, norm: float) 
         i: values[node.inputs[0]].flatten(1) for i, node in enumerate(graph.nodes) if node.inputs
     }
     none = values[0].new_zeros(len(margin), 0)
-    columns = torch.cat([none, *(inputs[i] for i in tree.intervals.parts)], 1)
+    parts = tree.intervals.parts if tree.intervals is not None else ()
+    columns = torch.cat([none, *(inputs[i] for i in parts)], 1)
     relus = [inputs[i][:, tree.places[i][0]] for i in tree.places]
     covered = torch.zeros(len(margin), 3, dtype=torch.int64)
     for k in range(len(domains)):

@@ -14,9 +14,8 @@ from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margins
-from wassail.certificates.search.margins import branched
+from wassail.certificates.search.margins import Tree, branched
 from wassail.certificates.search.subproblems import Forest, Subproblems
-from wassail.certificates.search.tree import Tree
 
 INF = math.inf
 BOX = (-1.0, 2.0)
@@ -152,6 +151,7 @@ def test_a_bound_of_a_domain_holds_at_every_point_of_it(kind: str, norm: float) 
     values = graph.values((x + 0.4 * step).clamp(*BOX))
     margin = values[-1][:, y] - values[-1]
     inputs = {i: values[graph.nodes[i].inputs[0]].flatten(1) for i in graph_nodes(graph)}
+    assert tree.intervals is not None
     smooth = torch.cat([inputs[i] for i in tree.intervals.parts], 1)
     relus = [inputs[i][:, tree.places[i][0]] for i in tree.places]
     covered = torch.zeros(len(margin), 3, dtype=torch.int64)
@@ -196,6 +196,7 @@ def test_children_share_the_point_of_the_cut() -> None:
         if len(before):
             low, high = (v[k, before[0]] for v in (parents.cuts.low, parents.cuts.high))
         else:
+            assert tree.intervals is not None
             table = (tree.intervals.low, tree.intervals.high)
             low, high = (tree.intervals.at(v, own, column)[0] for v in table)
         assert lower.low[0, slot] == low and upper.high[0, slot] == high
@@ -241,6 +242,7 @@ def test_cuts_come_back_from_leaves() -> None:
     again = small.bounded(small.regrown(leaves, rivals), 4)
     real = again.cuts.column >= 0
     own = again.owner
+    assert small.intervals is not None
     for table, ends, sign in (("low", again.cuts.low, 1), ("high", again.cuts.high, -1)):
         whole = small.intervals.at(getattr(small.intervals, table), own, again.cuts.column)
         assert (sign * (ends - whole) >= 0)[real].all(), table

@@ -14,9 +14,8 @@ from wassail.certificates.graph.reader import read
 from wassail.certificates.prove.ladder import least_value
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margins
-from wassail.certificates.search.margins import branched
+from wassail.certificates.search.margins import Tree, branched
 from wassail.certificates.search.subproblems import Forest
-from wassail.certificates.search.tree import Tree
 
 BOX = (-1.0, 2.0)
 

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from wassail.certificates.graph.reader import read
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep
-from wassail.certificates.search import tree as trees
-from wassail.certificates.search.neurons import ReluGradient, Rows
-from wassail.certificates.search.subproblems import Subproblems, largest
-from wassail.certificates.search.tree import Tree
+from wassail.certificates.search import margins as trees
+from wassail.certificates.search.margins import Tree
+from wassail.certificates.search.subproblems import ReluGradient, Rows, Subproblems, largest
 from wassail.threat import Domain
 
 

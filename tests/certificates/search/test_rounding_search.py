@@ -37,6 +37,23 @@ def first_pieces(region: Region, mode: str, monkeypatch: pytest.MonkeyPatch) -> 
     return seen
 
 
+@pytest.mark.parametrize("best", [INF, 7.0, math.nan])
+def test_a_bound_that_is_no_number_proves_nothing(
+    best: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = Graph((Node((), (1,), ""), Node((0,), (1,), "", Affine(Matrix(torch.eye(1).double())))))
+    box = Region.make((0.0, 1.0), 1)
+    nothing = torch.full((), math.nan, dtype=DOUBLE)
+    monkeypatch.setattr(input_boxes, "entry_norms", lambda *args: nothing)
+    search = input_boxes.InputSearch(
+        graph, box, 2.0, 2.0, lambda x: x[:, 0] * math.nan, lambda x: x, best=best, most=50
+    )
+    search.sift()
+    search.proceed()
+    assert search.lower == 0.0
+    assert len(search.open) and search.upper == (INF if math.isnan(best) else best)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_the_first_pieces_cover_a_region(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A box up to where the rays start, and directions up to the walls."""

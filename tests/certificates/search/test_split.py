@@ -14,9 +14,8 @@ from wassail.certificates.exact.nearest_flip import nearest_flip
 from wassail.certificates.graph.reader import read
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margins
-from wassail.certificates.search.margins import branched
-from wassail.certificates.search.neurons import Rows
-from wassail.certificates.search.tree import Tree
+from wassail.certificates.search.margins import Tree, branched
+from wassail.certificates.search.subproblems import Rows
 from wassail.testing import _Residual
 
 NETWORKS = {
@@ -96,7 +95,7 @@ def test_a_bound_of_a_domain_holds_at_every_point_with_its_signs():
     """The bound of each domain against thousands of points of the ball that have the signs of
     the domain.
     """
-    from wassail.certificates.search import tree as split
+    from wassail.certificates.search import margins as split
 
     model, x, y = _case("mlp", 5)
     graph = read(model, (3,))

@@ -435,7 +435,7 @@ class ConeSearch(Frontier[list[_Node]]):
         value = value + self.rounding.output[output]
         off = (wrong + self.rounding.preactivation)[used]
         value = value + (gaps.D[output].abs() @ spread + weight @ off)
-        return min(float(value), upper), int(first_largest(error)) if lost.any() else -1
+        return min(upper, float(value)), int(first_largest(error)) if lost.any() else -1
 
 
 def _cut(a: Tensor, b: Tensor, walls: Tensor, rest: Tensor, norm: float) -> Tensor:

@@ -53,8 +53,7 @@ from wassail.certificates.exact.relaxation import Triangle, triangle
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.matrix_norms import positive_norms
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search.frontier import Heap, Part, SharedFrontier
-from wassail.certificates.search.workers import Workers, crew
+from wassail.certificates.search.frontier import Heap, Part, SharedFrontier, Workers, crew
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
 from wassail.rounding import FAINT, UNIT
@@ -342,11 +341,11 @@ class _Search(SharedFrontier[list[_Node], _Found]):
 
     def norm(self, proved: Tensor) -> np.ndarray:
         """What bounds on the squares of members say about the norm, `(m,)`, rounding included."""
-        return self.how.factor * proved.sqrt().numpy() + self.slack
+        return _known(self.how.factor * proved.sqrt().numpy() + self.slack)
 
     def entries(self, sizes: Tensor) -> np.ndarray:
         """What bounds on the entries of J say about the norm, `(m,)`, rounding included."""
-        return positive_norms(sizes, self.norm_in, self.norm_out).numpy() + self.slack
+        return _known(positive_norms(sizes, self.norm_in, self.norm_out).numpy() + self.slack)
 
     def closed(self, node: _Node) -> float | None:
         """The bound that a node is closed with; None if it stays open.
@@ -363,7 +362,7 @@ class _Search(SharedFrontier[list[_Node], _Found]):
         k = self.network.outputs
         part = self.how.outputs(self.how.inputs(jacobian, member, k), member)
         value = float(operator_norm(part, self.norm_in, self.norm_out)[0]) + self.slack
-        return min(value, node.bound)
+        return min(node.bound, value)
 
     def add(self, nodes: list[_Node]) -> None:
         """Queue the nodes that stay open."""
@@ -494,6 +493,7 @@ class _Search(SharedFrontier[list[_Node], _Found]):
                 node.mask = parent.mask
             else:
                 polytope = polytope_of(reduced, row, node.state, self.region, self.scale, lines)
+                clock.spend(0)  # of a few least squares
                 y, empty = (None, True) if polytope is None else feasible(polytope)
                 if empty:
                     continue
@@ -535,6 +535,7 @@ class _Search(SharedFrontier[list[_Node], _Found]):
         found = []
         for part in torch.split(masks, size):
             clock.look()
+            clock.spend(len(part) * net.neurons * numbers)
             found.append(operator_norm(net.jacobian(part), self.norm_in, self.norm_out))
         return torch.cat(found)
 
@@ -649,3 +650,8 @@ class _Search(SharedFrontier[list[_Node], _Found]):
         """
         middle = part.nodes[len(part.nodes) // 2].bound
         return len(self.open) > 0 and self.open.loosest < middle
+
+
+def _known(bounds: np.ndarray) -> np.ndarray:
+    """Upper bounds; one that is no number, after an overflow, says nothing."""
+    return np.where(np.isnan(bounds), math.inf, bounds)

@@ -172,6 +172,7 @@ def _over_cones(
     parts = [gaps.jacobian(masks[i : i + 4096]) for i in range(0, len(masks), 4096)]
     slopes = torch.cat(parts)[torch.arange(len(tasks)), outputs]
     lengths = vector_norm(slopes, s) + rounding.output[outputs]
+    lengths = lengths.nan_to_num(nan=torch.inf, posinf=torch.inf)
     for i in lengths.argsort(descending=True, stable=True).tolist():
         if float(lengths[i]) <= upper:
             break
@@ -189,7 +190,7 @@ def _over_cones(
                 + rounding.output[outputs[i]]
                 + weight @ error
             )
-            ceiling = min(float(value), float(lengths[i]))
+            ceiling = min(float(lengths[i]), float(value))
             if ceiling <= upper:
                 break
         upper = max(upper, ceiling)

@@ -286,39 +286,39 @@ def balance(form: Form, w: Tensor, t: Tensor, omega: Tensor) -> Tensor:
     return result
 
 
-def start(form: Form, layer: Tensor, how: Split) -> tuple[Tensor, Tensor]:
+def start(form: Form, layer: Tensor, how: Split, room: float = 0.2) -> tuple[Tensor, Tensor]:
     """Feasible `(w, t)` for forms over the neurons of these layers `(F,)`: `(m, weights)`, `(m,
     F)`.
 
-    By layers I of neurons, L of them: `t_I > L |D_I|^2 + 2 L sum_k t_k |B_kI|^2` over the layers k
-    that I feeds leaves `S_zz >= t_I / 2` there, since `2 t_k z_k B_kI z_I <= t_k (|z_k|^2 / (2 L) +
-    2 L |B_kI z_I|^2)`.
+    Layers are eliminated from the output side, with equal multipliers within each: that gives the
+    product of the layers' norms, and with exact Schur complements less (ECLipsE, Xu & Sivaranjani
+    2024). With `M` the part of `-S` left on a layer, `t = |M|_2` makes its block `2 t - M >=
+    |M|_2`; `room` keeps it inside.
     """
     m, f, n = form.A.shape
-    blocks = [layer == i for i in sorted(set(layer.tolist()))]
+    out = torch.cat([form.C, form.D], 2)
+    rows = torch.cat([form.A, form.B], 2)
+    left = -(out.mT @ out)
     t = torch.zeros(m, f, dtype=torch.float64)
-    done = list[Tensor]()
-    # the last first: what feeds nothing
-    for block in blocks if how.kind.endswith(".T") else reversed(blocks):
+    rest = torch.arange(n + f)
+    layers = sorted(set(layer.tolist()))
+    for number in layers if how.kind.endswith(".T") else reversed(layers):
         clock.look()
-        need = len(blocks) * torch.linalg.matrix_norm(form.D[:, :, block], 2).square()
-        for other in done:
-            gain = torch.linalg.matrix_norm(form.B[:, other][:, :, block], 2).square()
-            need = need + 2 * len(blocks) * t[:, other].amax(1) * gain
-        t[:, block] = 1.5 * need[:, None]
-        done.append(block)
-    most = t.amax(1, keepdim=True)
-    # neurons without effect need something too
-    t = torch.maximum(t, torch.where(most > 0, 1e-6 * most, 1.0))
-    z = form.matrix(torch.zeros(m, 1, dtype=torch.float64), t)[:, n:]
+        here = (layer == number).nonzero().flatten()
+        block = left[:, n + here][:, :, n + here]
+        size = (1 + room) * torch.linalg.eigvalsh(-block)[:, -1].clamp(min=0)
+        size = size + 1e-9 * size.amax().clamp(min=1e-12)
+        t[:, here] = size[:, None]
+        rest = rest[~torch.isin(rest, n + here)]
+        cross = left[:, n + here][:, :, rest] - size[:, None, None] * rows[:, here][:, :, rest]
+        corner = left[:, rest][:, :, rest] - cross.mT @ torch.linalg.solve(
+            2 * torch.diag_embed(t[:, here]) + block, cross
+        )
+        left = left.clone()
+        left[:, rest[:, None], rest] = corner
     clock.look()
-    inner, info = torch.linalg.solve_ex(z[..., n:], z[..., :n])
-    if bool((info != 0).any()):  # singular up to rounding: any start will do, `prove` decides
-        inner = torch.linalg.pinv(z[..., n:], hermitian=True) @ z[..., :n]
-    square = form.C.mT @ form.C + z[..., :n].mT @ inner
-    clock.look()
-    rho = 1.1 * torch.linalg.matrix_norm(square, 2)
-    return rho[:, None].expand(-1, how.weights).clone(), t
+    top = torch.linalg.eigvalsh(-left[:, :n, :n])[:, -1].clamp(min=0)
+    return (1.05 * top[:, None] + 1e-12).expand(-1, how.weights).clone(), t
 
 
 def prove(form: Form, w: Tensor, t: Tensor) -> Tensor:

@@ -37,8 +37,7 @@ from wassail.certificates.exact.flip_problem import Nodes, Relaxed, RelaxedLine,
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.relax.executed import ahead
 from wassail.certificates.relax.ranges import gamma
-from wassail.certificates.search.frontier import Part, SharedFrontier, Table
-from wassail.certificates.search.workers import Pool, Workers, crew
+from wassail.certificates.search.frontier import Part, Pool, SharedFrontier, Table, Workers, crew
 from wassail.errors import InputError
 from wassail.geometry import clip, plane_step, sides, steepest
 from wassail.rounding import UNIT
@@ -53,6 +52,7 @@ ASCENT = 8  # steps on the multipliers of a node
 # which the nodes of a batch share.
 STEP_PASSES = 9
 OVERHEAD = 4000
+CHASE_PASSES = 5  # of a step toward a flip: a margin, its gradient and the margins after it
 AIM = 0.05  # where the ascent aims: this far above 0, relative to the margin at the sample
 NEAR = 0.9999  # nodes whose bound is this close to the nearest flip get an exact program
 SOLVED_UP_TO_UNSTABLE = 2  # so do nodes with at most so many unstable neurons
@@ -341,6 +341,7 @@ class Search:
         """
         first = 1.0
         for step in range(steps):
+            clock.spend(CHASE_PASSES * len(points) * self.graph.operations)
             with torch.enable_grad():
                 at = points.detach().requires_grad_(True)
                 margin = self.margins(at).gather(1, rival[:, None])[:, 0]
@@ -498,6 +499,7 @@ class Search:
 
     def solved(self, net: Relaxed, nodes: Nodes, i: int, radius: float) -> Nodes:
         """The nodes with the best multipliers there are for node i, and the bound they prove."""
+        clock.spend(clock.STEP)  # of least squares; a linear program counts itself
         one = nodes.take(torch.tensor([i]))
         answer = solve_program(net, one, self.margin, 4 * self.noise, min(radius, self.upper))
         if answer is None:

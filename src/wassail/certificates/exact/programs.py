@@ -24,6 +24,7 @@ Solution: TypeAlias = "tuple[Array, Array]"  # a maximiser d (n,) and multiplier
 # it
 LIFT = 1e-11
 TIGHT = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+PROGRAM = 1e7  # operations of a linear program, measured on small ones
 LEAST = 1e-9  # least unit of distance in `nearest_point`
 FAR = 1e11  # a polyhedron farther from the centre than this counts as empty
 WEIGHT = 1e-5  # of the unstable neurons in a least-distance program, relative to the inputs
@@ -39,6 +40,7 @@ def linprog(*args: Any, **options: Any) -> Any:
     from scipy.optimize import linprog as solve
 
     clock.look()
+    clock.spend(PROGRAM)
     left = clock.seconds_left()
     if left < math.inf:
         options["options"] = {**options.get("options", {}), "time_limit": max(left, LEAST)}

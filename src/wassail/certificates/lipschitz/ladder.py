@@ -52,8 +52,8 @@ from wassail.certificates.relax.ranges import (
     ranges,
     smooth_bounds,
 )
+from wassail.certificates.search.frontier import Workers
 from wassail.certificates.search.input_boxes import InputSearch
-from wassail.certificates.search.workers import Workers
 from wassail.errors import InputError, remedies, unknown
 from wassail.geometry import maximiser
 from wassail.network import Model, versions

@@ -1,9 +1,6 @@
-"""The semidefinite rung of the ladder: LipSDP-Neuron on a whole network, from a start that is
-already below the product bound.
+"""The semidefinite rung of the ladder: LipSDP-Neuron on a whole network, or on its pieces.
 
-`multipliers` has the bound and its Newton steps. Here: a feasible start by eliminating layers one
-after the other (for equal multipliers in a layer this gives the product of the layers' norms, and
-with exact Schur complements less: ECLipsE, Xu & Sivaranjani 2024), a schedule, and a bound that is
+`multipliers` has the bound, its start and its Newton steps. Here: a schedule, and a bound that is
 proved by a Cholesky factor whatever the iteration did.
 """
 
@@ -26,6 +23,7 @@ from wassail.certificates.exact.multipliers import (
     prove,
     reduce,
     split,
+    start,
     tighten,
 )
 from wassail.certificates.graph.dense import Piecewise
@@ -152,7 +150,7 @@ def _begun(
     found = []
     for some in groups:
         part = form.take(some)
-        w, t = start(part, network.layer, how.weights, how.kind.endswith(".T"))
+        w, t = start(part, network.layer, how)
         clock.look()
         found.append((w, t, prove(part, w, t)))
     w, t, value = (torch.cat(sides) for sides in zip(*found))
@@ -300,38 +298,3 @@ def _proved(form: Form, w: Tensor, t: Tensor) -> Tensor:
         low = torch.where(proved, low, middle)
         high = torch.where(proved, middle, high)
     return best
-
-
-def start(
-    form: Form, layer: Tensor, weights: int, transposed: bool, room: float = 0.2
-) -> tuple[Tensor, Tensor]:
-    """Feasible `(w, t)`, `(m, weights)` and `(m, F)`: layers eliminated from the output side, equal
-    multipliers within each.
-
-    With `M` the part of `-S` left on a layer, `t = |M|_2` makes its block `2 t - M >= |M|_2`;
-    `room` keeps it inside.
-    """
-    m, f, n = form.A.shape
-    out = torch.cat([form.C, form.D], 2)
-    rows = torch.cat([form.A, form.B], 2)
-    left = -(out.mT @ out)
-    t = torch.zeros(m, f, dtype=torch.float64)
-    rest = torch.arange(n + f)
-    layers = range(int(layer.max()) + 1)
-    for number in layers if transposed else reversed(layers):
-        clock.look()
-        here = (layer == number).nonzero().flatten()
-        block = left[:, n + here][:, :, n + here]
-        size = (1 + room) * torch.linalg.eigvalsh(-block)[:, -1].clamp(min=0)
-        size = size + 1e-9 * size.amax().clamp(min=1e-12)
-        t[:, here] = size[:, None]
-        rest = rest[~torch.isin(rest, n + here)]
-        cross = left[:, n + here][:, :, rest] - size[:, None, None] * rows[:, here][:, :, rest]
-        corner = left[:, rest][:, :, rest] - cross.mT @ torch.linalg.solve(
-            2 * torch.diag_embed(t[:, here]) + block, cross
-        )
-        left = left.clone()
-        left[:, rest[:, None], rest] = corner
-    clock.look()
-    top = torch.linalg.eigvalsh(-left[:, :n, :n])[:, -1].clamp(min=0)
-    return (1.05 * top[:, None] + 1e-12).expand(-1, weights).clone(), t

@@ -15,7 +15,7 @@ from wassail.certificates.exact.nearest_flip import nearest_flip
 from wassail.certificates.prove.problem import Problem
 from wassail.certificates.prove.radius_search import RadiusSearch
 from wassail.certificates.prove.record import PUSHES
-from wassail.certificates.search.workers import Pool
+from wassail.certificates.search.frontier import Pool
 from wassail.geometry import clip, column
 from wassail.losses import predict
 

@@ -26,6 +26,7 @@ from wassail.certificates.relax.ball_margins import BallEffort, raised_margins
 from wassail.certificates.relax.crown import Sweep, margins
 from wassail.certificates.relax.quadratic import CUBE, QUADRATIC, has_quadratics, proved_samples
 from wassail.certificates.relax.rows import Length
+from wassail.certificates.search.frontier import Pool
 from wassail.certificates.search.margins import (
     ASCENT_STEPS,
     WIDTH,
@@ -34,7 +35,6 @@ from wassail.certificates.search.margins import (
     mixes,
 )
 from wassail.certificates.search.subproblems import Forest
-from wassail.certificates.search.workers import Pool
 from wassail.errors import InputError, unknown
 from wassail.geometry import clip, maximiser
 from wassail.threat import Number, number

@@ -23,7 +23,7 @@ from wassail.certificates.prove.problem import Problem
 from wassail.certificates.prove.products import product_radii
 from wassail.certificates.prove.radius_search import Growth, RadiusSearch
 from wassail.certificates.prove.record import Radii
-from wassail.certificates.search.workers import Workers, crew
+from wassail.certificates.search.frontier import Workers, crew
 from wassail.errors import InputError, instance
 from wassail.network import Model, versions
 from wassail.progress import Progress, progress_bar

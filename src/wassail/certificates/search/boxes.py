@@ -38,6 +38,10 @@ HALF = 0.5  # of the volume: a box that its inequalities cut to this is bounded 
 ROUNDS = 3  # of clipping with the same planes
 PAIRED = 512  # numbers of the planes of two inequalities each, of one box, at most
 DEAR = 10**7  # numbers of the Jacobians of all boxes that are bounded at once
+# Operations of a batch of boxes beside its passes, measured: of every node, and of every node for
+# each box.
+OVERHEAD = 2e6
+EACH = 5e3
 FAR = 1e100  # a slope that is not known to be finite
 
 
@@ -139,7 +143,8 @@ class BoxSearch(Frontier[Boxes]):
         sweep = ProductSweep(self.graph, box_balls(low, high)).run()
         label = torch.zeros(len(x), dtype=torch.int64, device=self.graph.device)
         lower, base, a = (part[:, 1:] for part in margins(sweep, label, self.polish))
-        clock.spend(sweep.rows * self.graph.operations)
+        beside = len(self.graph.nodes) * (OVERHEAD + EACH * len(x))
+        clock.spend(sweep.rows * self.graph.operations + beside)
         self.count += len(x)
         outputs = sweep.centre[len(self.graph.nodes) - 1]
         # Inequalities have units of their own: how far the bound is above 0, or below, relative to

@@ -28,13 +28,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from wassail.certificates import clock
-from wassail.certificates.search.workers import Pool
 from wassail.errors import InputError
 from wassail.ties import in_order
 
@@ -46,6 +45,41 @@ SHORT = 0.2
 FEW = 16
 POLL = 0.2  # seconds between looks at the clock
 LOSSES = 2  # of a part, until its bounds stand
+
+
+class Pool(Protocol):
+    """Where calls are made: `submit` of a `concurrent.futures.Executor`, and how many of them
+    run at once.
+    """
+
+    @property
+    def workers(self) -> int:
+        """How many calls run at once."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        """Make a call somewhere; the future fails if its worker dies."""
+
+
+Workers: TypeAlias = "int | Pool | None"
+
+
+@contextmanager
+def crew(workers: Workers) -> Iterator[Pool | None]:
+    """The pool that was given, or as many processes as were asked for, which end with the
+    block; None for none.
+    """
+    if isinstance(workers, int):
+        from wassail.certificates.search.workers import Processes
+
+        with Processes(workers) as pool:
+            yield pool
+    elif workers is None or (hasattr(workers, "submit") and hasattr(workers, "workers")):
+        yield workers
+    else:
+        raise InputError(
+            f"workers is {workers!r}: give a number of processes, or an object with `submit` and "
+            "`workers`."
+        )
 
 
 class Bounded(Protocol):

@@ -107,7 +107,8 @@ class InputSearch(Frontier[InputBoxes]):
         face = torch.tensor([k for _, _, k in boxes], device=c.device)
         lows = torch.stack([a for a, _, _ in boxes])
         highs = torch.stack([b for _, b, _ in boxes])
-        found = self._bounded(lows, highs, face, c.new_full((len(boxes),), self.best))
+        best = math.inf if math.isnan(self.best) else self.best
+        found = self._bounded(lows, highs, face, c.new_full((len(boxes),), best))
         self.open: Table[InputBoxes] = Table(found, descending=True)
 
     @property
@@ -212,7 +213,7 @@ class InputSearch(Frontier[InputBoxes]):
         if not len(p.face):
             return
         x = self._points(p)
-        values = self.value(x)
+        values = self.value(x).nan_to_num(nan=0.0, posinf=math.inf)  # an overflow shows nothing
         held = (p.face < 0) & (x >= p.low).all(1) & (x <= p.high).all(1)
         worst = int(torch.where(held, values - p.own, -math.inf).argmax())
         if held[worst]:
@@ -220,7 +221,7 @@ class InputSearch(Frontier[InputBoxes]):
         best = int(values.argmax())
         if float(values[best]) > self.lower or self.witness is None:
             x = torch.cat([x[best, None], self.climb(x[best, None])])
-            values = self.value(x)
+            values = self.value(x).nan_to_num(nan=0.0, posinf=math.inf)
             best = int(values.argmax())
             self.lower = max(0.0, float(values[best]))
             self.witness = x[best]
@@ -260,7 +261,8 @@ class InputSearch(Frontier[InputBoxes]):
                 if rays
                 else _smear(b - a, torch.maximum(least.abs(), top.abs()))
             )
-        return InputBoxes(low, high, face, torch.fmin(parent, own), own, cut)
+        own = torch.where(own.isnan(), math.inf, own)  # nothing is known
+        return InputBoxes(low, high, face, torch.minimum(parent, own), own, cut)
 
     def _rays(self, low: Tensor, high: Tensor, face: Tensor) -> Rays:
         rows = torch.arange(len(face), device=face.device)

@@ -11,7 +11,7 @@ rival of a sample (`tilt`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,84 +25,13 @@ from wassail.certificates.relax.ascent import Ascent
 from wassail.certificates.relax.crown import Sweep
 from wassail.certificates.relax.lines import Arithmetic, Lines, Shape
 from wassail.certificates.relax.rows import Span, flattened, of_owner, row_dot
+from wassail.certificates.search.subproblems import Cuts
 from wassail.rounding import FAINT, UNIT
 
 TILTS = 20  # steps of the ascent on the slopes for the whole ball
 RATE = 0.05  # of the first step, in widths of the range of `f'`
 INNER = (0.125, 0.375, 0.625, 0.875)  # where the gap between a line and the function is looked at
 NEAR = 0.25  # of an interval's length: a bend that near to the middle is where it is cut
-
-
-@dataclass(frozen=True, eq=False)
-class Cuts:
-    """Of R subproblems, up to D neurons each whose input lies in an interval; where the network is.
-
-    column `(R, D)`: which neuron, by its place among all smooth neurons of the network, -1 for
-    none; low, high: its interval, in float64; up, down: slopes of its two lines, in float32; under,
-    over: multipliers >= 0 of `v >= low` and `v <= high`, in float32.
-    """
-
-    column: Tensor
-    low: Tensor
-    high: Tensor
-    up: Tensor
-    down: Tensor
-    under: Tensor
-    over: Tensor
-
-    @classmethod
-    def none(cls, rows: int, device: torch.device) -> Cuts:
-        """Of subproblems without any."""
-        column = torch.zeros(rows, 0, dtype=torch.int64, device=device)
-        ends = (column.double(), column.double())
-        return cls(column, *ends, *(column.float() for _ in range(4)))
-
-    def __len__(self) -> int:
-        return len(self.column)
-
-    @property
-    def width(self) -> int:
-        """D, the most neurons that a subproblem may have."""
-        return self.column.shape[1]
-
-    def take(self, rows: Tensor) -> Cuts:
-        """Those of some subproblems, by indices where the network is."""
-        if not self.width:
-            return Cuts.none(len(rows), self.column.device)
-        return Cuts(*(getattr(self, f.name)[rows] for f in fields(self)))
-
-    def padded(self, width: int) -> Cuts:
-        """The same with room for so many neurons."""
-        more = width - self.width
-        if more <= 0:
-            return self
-        column = F.pad(self.column, (0, more), value=-1)
-        rest = (F.pad(getattr(self, f.name), (0, more)) for f in fields(self)[1:])
-        return Cuts(column, *rest)
-
-    def trimmed(self, width: int) -> Cuts:
-        """The first so many slots."""
-        return Cuts(*(getattr(self, f.name)[:, :width] for f in fields(self)))
-
-    def join(self, other: Cuts) -> Cuts:
-        """These, then the others."""
-        width = max(self.width, other.width)
-        if not width:
-            return Cuts.none(len(self) + len(other), self.column.device)
-        one = self.padded(width)
-        two = other.padded(width)
-        return Cuts(*(torch.cat([getattr(one, f.name), getattr(two, f.name)]) for f in fields(one)))
-
-    def narrowed(self, slot: Tensor, chosen: Tensor, values: dict[str, Tensor]) -> Cuts:
-        """The chosen subproblems with other values in a slot: slot `(R,)`, chosen bool `(R,)`,
-        values `(R,)` by name.
-        """
-        changed = {}
-        for name, new in values.items():
-            old = getattr(self, name)
-            here = torch.where(chosen, new.to(old.dtype), old.gather(1, slot[:, None])[:, 0])
-            changed[name] = old.scatter(1, slot[:, None], here[:, None])
-        return replace(self, **changed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -479,23 +408,13 @@ def _lines(shapes: Mapping[int, Shape], slopes: list[Tensor]) -> dict[int, Lines
 class SmoothBackward:
     """The smooth neurons in one backward pass."""
 
-    def __init__(self, intervals: Intervals, held: Held, cuts: Cuts, forms: Forms | None) -> None:
+    def __init__(self, intervals: Intervals, held: Held, cuts: Cuts, kind: Arithmetic) -> None:
         self.intervals = intervals
         self.held = held
         self.cuts = cuts
-        self.forms = forms
+        self.forms = intervals.forms(held, cuts, kind.dtype) if cuts.width else None
         self.size = torch.zeros_like(cuts.up)
         self.scores: dict[int, Tensor] = {}
-
-    @classmethod
-    def make(
-        cls, intervals: Intervals, held: Held | None, cuts: Cuts, kind: Arithmetic
-    ) -> SmoothBackward | None:
-        """None where there are no smooth neurons."""
-        if held is None:
-            return None
-        forms = intervals.forms(held, cuts, kind.dtype) if cuts.width else None
-        return cls(intervals, held, cuts, forms)
 
     def pull(self, kind: Arithmetic, i: int, w: Tensor, scored: bool) -> tuple[Tensor, Tensor]:
         """The coefficients of node i's input, and what the bound grows by."""
@@ -504,6 +423,14 @@ class SmoothBackward:
         if scored:
             self.scores[i] = self.intervals.scores(i, w, self.held, self.cuts)
         return flat, added
+
+    def scales(self) -> list[Tensor]:
+        """Units of steps on what is unknown of the cut neurons: for slopes the width of the range
+        of `f'`, for multipliers the coefficients that they stand beside.
+        """
+        wide = self.held.steepness
+        beside = (self.size * self.held.steepest).clamp(min=1e-6)
+        return [wide, wide, beside, beside]
 
     def in_order(self) -> list[Tensor]:
         """The scores in the order of the columns; 0 for nodes that do not matter."""

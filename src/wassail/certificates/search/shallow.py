@@ -30,6 +30,9 @@ LAST = 300  # at a domain with nothing left to split
 RATE = 0.2  # the first step, relative to the size of a coefficient
 TIES = 0.05  # of what is left: splits that are as good otherwise are told apart by urgency
 CANDIDATES = 12  # neurons whose split is looked at
+# Operations of a step beside its products, measured: once, and for each number of a domain.
+OVERHEAD = 3e5
+EACH = 30
 PAIRS = 1 << 22  # numbers of a part of the table that is made at once
 WIDEST = 2000  # neurons: the table has four numbers for each pair
 
@@ -360,7 +363,8 @@ class ShallowSearch(Frontier[Domains]):
         if lowest <= 0 and where is not None and self.found is None:
             self.found = self.accept(where.clamp(self.low, self.high)[None])
         self.count += len(domains)
-        clock.spend(4 * (steps + 2) * len(domains) * w.numel())
+        beside = OVERHEAD + EACH * len(domains) * sum(w.shape)
+        clock.spend((steps + 2) * (4 * len(domains) * w.numel() + beside))
         q = kept @ w
         value = base + kept @ b + (q * middle - q.abs() * half).sum(1)
         # Less all that rounding may add.

@@ -1,56 +1,20 @@
-"""Workers for one hard problem: processes of this machine (`Processes`), or anything else with
-`submit`.
-
-What they do is in `frontier`: the open nodes of a branch and bound are shared among them.
+"""Worker processes of this machine for one hard problem: the open nodes of a branch and bound are
+shared among them (`frontier`).
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Self
 
 import torch
 
 from wassail.errors import InputError
-
-
-class Pool(Protocol):
-    """Where calls are made: `submit` of a `concurrent.futures.Executor`, and how many of them
-    run at once.
-    """
-
-    @property
-    def workers(self) -> int:
-        """How many calls run at once."""
-
-    def submit(self, function: Callable[..., Any], /, *args: Any) -> Future[Any]:
-        """Make a call somewhere; the future fails if its worker dies."""
-
-
-Workers: TypeAlias = "int | Pool | None"
-
-
-@contextmanager
-def crew(workers: Workers) -> Iterator[Pool | None]:
-    """The pool that was given, or as many processes as were asked for, which end with the
-    block; None for none.
-    """
-    if isinstance(workers, int):
-        with Processes(workers) as pool:
-            yield pool
-    elif workers is None or (hasattr(workers, "submit") and hasattr(workers, "workers")):
-        yield workers
-    else:
-        raise InputError(
-            f"workers is {workers!r}: give a number of processes, or an object with `submit` and "
-            "`workers`."
-        )
 
 
 class Processes:
