@@ -148,6 +148,8 @@ SQUARINGS = 12  # of a matrix whose largest eigenvalue is to stand out
 NOTHING_NEW = 1e-8  # of an image: what is left of it beside the vectors before
 # Rows of a Gram matrix that are made together: neighbours in an image share their columns.
 BLOCK = 32
+PLAIN_UP_TO = 2**16  # entries of a matrix whose products are made at once
+EIGENVALUES_UP_TO_ROWS = 64  # of a Gram matrix: below, all its eigenvalues cost less than Lanczos
 # of its result, of which a Cholesky factor proves one
 FACTORS = (1 + 1e-9, 1.001, 1.01, 1.03, 1.1, 1.5)
 
@@ -196,8 +198,8 @@ def _products(a: Tensor) -> Tensor:
     """`A A^T` of matrices `(N, m, n)`. Columns in which a block of rows is 0 are left out of its
     products; a device would have to be asked for them.
     """
-    m = a.shape[1]
-    if m <= BLOCK or a.device != HOST:
+    m, n = a.shape[1:]
+    if m <= BLOCK or m * n <= PLAIN_UP_TO or a.device != HOST:
         return a @ a.mT
     gram = a.new_empty(len(a), m, m)
     for own, rows in zip(gram, a):
@@ -250,6 +252,9 @@ def _guessed(gram: Tensor) -> Tensor:
     """About the largest eigenvalue of each, `(N,)`, not above it but for rounding: of the vectors
     that Lanczos' method meets, the one that is stretched most.
     """
+    if gram.device == HOST and gram.shape[1] <= EIGENVALUES_UP_TO_ROWS:
+        every: Tensor = torch.linalg.eigvalsh(gram)
+        return every[:, -1]
     v = gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()[:, :, None]
     basis = []
     images = []
