@@ -34,11 +34,11 @@ from torch import Tensor
 from wassail import rounding
 from wassail.certificates import clock
 from wassail.certificates.graph.maps import laid_out
+from wassail.certificates.graph.matrix_norms import UP
 from wassail.certificates.relax.backward import Backward, unit_rows
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.lines import Arithmetic, Shape
 from wassail.certificates.relax.norms import Gram, map_norm, matrix_norms
-from wassail.certificates.relax.reach import UP
 from wassail.certificates.relax.rows import (
     Span,
     flattened,
