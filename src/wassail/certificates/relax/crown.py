@@ -49,7 +49,7 @@ from wassail.certificates.graph.planes import Curve, end_points
 from wassail.certificates.relax.backward import Backward, Substitution, unit_rows
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.executed import call_error
-from wassail.certificates.relax.l1_vertices import slope_cones_of
+from wassail.certificates.relax.l1_vertices import VertexCones, vertices_serve
 from wassail.certificates.relax.lines import (
     Arithmetic,
     Bend,
@@ -147,8 +147,11 @@ class Sweep(Substitution):
         self.cones = self._cones()
 
     def _cones(self) -> SlopeCones | None:
-        """The bounds on rows that know more than boxes."""
-        return slope_cones_of(self)
+        """The bounds on rows that know more than boxes; None if there are none."""
+        if self.balls.norm not in (1, 2) or not len(self.balls.x):
+            return None
+        cones = VertexCones if vertices_serve(self) else SlopeCones
+        return cones(self, self.reach)
 
     @cached_property
     def reach(self) -> Reach:
