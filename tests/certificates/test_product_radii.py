@@ -19,7 +19,7 @@ from wassail.certificates.prove.products import product_radii
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep
 from wassail.certificates.relax.executed import arithmetic_of, margin_errors
-from wassail.certificates.relax.reach import Reach
+from wassail.certificates.relax.norms import Reach
 
 SIZE = 48
 

@@ -21,7 +21,7 @@ from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
 from wassail.certificates.relax.crown import margin_bounds
-from wassail.certificates.relax.propagate import gradients
+from wassail.certificates.relax.jacobian import gradients
 from wassail.certificates.relax.ranges import bounds_on
 
 INF = math.inf

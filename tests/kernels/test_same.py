@@ -13,7 +13,7 @@ from torch import Tensor
 
 import wassail as ws
 from wassail import ties
-from wassail.certificates.relax import propagate, rows
+from wassail.certificates.relax import jacobian, rows
 
 pytestmark = pytest.mark.kernels
 
@@ -30,7 +30,7 @@ def test_bounds_do_not_depend_on_threads_or_parts(monkeypatch: pytest.MonkeyPatc
     threaded = collected(few)
     torch.set_num_threads(1)
     monkeypatch.setattr(rows, "CHUNK", 1)
-    monkeypatch.setattr(propagate, "ROWS", 1)
+    monkeypatch.setattr(jacobian, "ROWS", 1)
     cut = collected(few)
     for other in (threaded, cut):
         off = apart(plain, other)

@@ -44,17 +44,17 @@ GUARDS: dict[str, tuple[str, ...]] = {
         *_tests("rounding_slope_cones::sweep", "rounding_executed::sweep"),
     ),
     "certificates/relax/backward.py": _SWEEP,
-    "certificates/relax/extent.py": (*_SWEEP, *_tests("rounding_planes")),
-    "certificates/relax/substitution.py": _SWEEP,
+    "certificates/relax/lines.py": (*_SWEEP, *_tests("rounding_planes")),
     "certificates/relax/executed.py": _tests("rounding_executed"),
     "certificates/relax/jacobian.py": _tests(
-        "rounding_smooth", "rounding_certificates::norms step", "rounding_linear::relative"
+        "rounding_smooth",
+        "rounding_certificates::norms step",
+        "rounding_linear",
+        "propagate",
     ),
-    "certificates/relax/lines.py": _SWEEP,
     "certificates/relax/norms.py": _tests(
-        "rounding_spectral", "rounding_certificates::norms", "norms"
+        "rounding_spectral", "rounding_certificates::norms", "norms", "rounding_ball_relaxation"
     ),
-    "certificates/relax/propagate.py": _tests("rounding_linear", "propagate"),
     "certificates/relax/ranges.py": _tests(
         "rounding_linear", "rounding_smooth", "rounding_sweeps::condensed", "propagate"
     ),
@@ -70,7 +70,6 @@ GUARDS: dict[str, tuple[str, ...]] = {
         "jacobian::steepest",
     ),
     "certificates/graph/activations.py": _tests("rounding_parts::shifts", "activations"),
-    "certificates/relax/condense.py": _tests("rounding_sweeps::condensed"),
     "certificates/graph/maps.py": _tests(
         "rounding_certificates::norms", "norms", "rounding_ball_relaxation"
     ),
@@ -135,15 +134,13 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/exact/polytope.py": _EXACT,
     "certificates/exact/flip_problem.py": _DISTANCE,
     "rounding.py": _tests("rounding"),
-    "certificates/relax/ball_relaxation_layer.py": _tests(
+    "certificates/relax/ball_relaxation.py": _tests(
         "rounding_ball_relaxation", "ball_sweep::packed"
     ),
     "certificates/relax/ball_margins.py": _tests("rounding_ball_relaxation", "ball_sweep"),
     "certificates/relax/ball_quadratic_terms.py": _tests(
         "rounding_ball_relaxation::links norms", "ball_first_layer::norms rounding"
     ),
-    "certificates/relax/reach.py": _tests("rounding_ball_relaxation"),
-    "certificates/relax/ball_relaxation.py": _tests("rounding_ball_relaxation"),
     "certificates/relax/quadratic.py": _tests("rounding_quadratic"),
     "certificates/relax/l1_vertices.py": _tests("rounding_l1_vertices"),
     "certificates/relax/slope_cones.py": _tests("rounding_slope_cones"),
@@ -287,7 +284,7 @@ EXCUSED: dict[tuple[str, str, str], str] = {
     ): "what is dropped counts less than 70 SMALL an entry: far below the 8 units (docstring)",
     ("relax/executed.py", "ahead", "slack) if last.bias"): "its shape, for zeros",
     ("relax/crown.py", "", "room_of("): "how many rows go at a time, not a number of a bound",
-    ("relax/extent.py", "", "room_of("): "how many rows go at a time, not a number of a bound",
+    ("relax/lines.py", "", "room_of("): "how many rows go at a time, not a number of a bound",
     (
         "relax/ball_margins.py",
         "",
@@ -354,16 +351,16 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "STILL",
     ): "what is not tightened keeps the bounds that it has",
     (
-        "relax/ball_relaxation_layer.py",
+        "relax/ball_relaxation.py",
         "",
         "LEAST",
     ): "a multiplier, not a rounding: any above 0 gives a bound, and with 0 there is none",
     (
-        "relax/ball_relaxation_layer.py",
+        "relax/ball_relaxation.py",
         "BallLayer._best",
         "layer.error)",
     ): "second order: `error` counts 1.01 units for one",
-    ("relax/ball_relaxation_layer.py", "BallLayer.rows", "self.error"): STEERS,
+    ("relax/ball_relaxation.py", "BallLayer.rows", "self.error"): STEERS,
     ("relax/ball_margins.py", "", "2.0**-20"): STEERS,
     ("exact/cones.py", "", "CLOSED"): STEERS,
     (
@@ -501,7 +498,7 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "UNIT * (left + right)",
     ): "`total` is at least half of p P + q N, of which `SLACK` takes more for 2^19 terms",
     (
-        "relax/reach.py",
+        "relax/norms.py",
         "_executed",
         "error), torch.fmin(",
     ): "a question, not a number",
@@ -526,17 +523,17 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "UNIT) + off",
     ): "`gap` is smaller by 2^-20, and the quotient larger: more than n units for n < 2^32",
     (
-        "relax/reach.py",
+        "relax/norms.py",
         "_affine",
         "UP\n        self.radius",
     ): "both lengths have room for a sum (`length_above`)",
     (
-        "relax/reach.py",
+        "relax/norms.py",
         "_executed",
         "2.0**-20)\n        # It holds",
     ): "`apart` is rounded up by 2^12 units, and `rate` loses four",
     (
-        "relax/reach.py",
+        "relax/norms.py",
         "_executed",
         "UP\n        length",
     ): "`rate` is larger by 2^-20, and `length_above` has room for a sum",

@@ -18,7 +18,7 @@ from wassail.certificates.graph.reader import read
 from wassail.certificates.lipschitz.steepest import jacobians
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margin_bounds, margins
-from wassail.certificates.relax.extent import InputExtent
+from wassail.certificates.relax.lines import InputExtent
 from wassail.certificates.search.margins import branched
 from wassail.threat import Domain, dual
 

@@ -16,8 +16,7 @@ from wassail.certificates.graph.nonexpansive_sort import nonexpansive_sorts
 from wassail.certificates.graph.reader import read
 from wassail.certificates.relax.ball_margins import ball_margins
 from wassail.certificates.relax.balls import Balls
-from wassail.certificates.relax.norms import pair_products, product
-from wassail.certificates.relax.reach import Reach
+from wassail.certificates.relax.norms import Reach, pair_products, product
 
 INF = math.inf
 

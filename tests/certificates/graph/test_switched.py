@@ -15,8 +15,7 @@ from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.switched import switched
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margins
-from wassail.certificates.relax.norms import pair_products, product
-from wassail.certificates.relax.reach import Reach
+from wassail.certificates.relax.norms import Reach, pair_products, product
 from wassail.certificates.search.intervals import Intervals
 from wassail.certificates.search.margins import branched
 

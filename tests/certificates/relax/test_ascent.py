@@ -2,7 +2,7 @@
 
 import torch
 
-from wassail.certificates.relax.ascent import Ascent
+from wassail.certificates.relax.backward import Ascent
 
 
 def climb(targets: torch.Tensor, steps: int, leave: dict[int, list[int]]) -> Ascent:

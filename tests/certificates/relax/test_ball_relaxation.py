@@ -17,12 +17,11 @@ from support.rounding import MODES, rounded
 from wassail.certificates.graph.reader import read
 from wassail.certificates.relax import ball_margins as margins_of
 from wassail.certificates.relax.ball_margins import ball_margins
-from wassail.certificates.relax.ball_relaxation import BallRelaxation
-from wassail.certificates.relax.ball_relaxation_layer import BallLayer
+from wassail.certificates.relax.ball_relaxation import BallLayer, BallRelaxation
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margin_bounds
 from wassail.certificates.relax.lines import Lines
-from wassail.certificates.relax.reach import Reach
+from wassail.certificates.relax.norms import Reach
 
 INF = math.inf
 BOX = (0.0, 1.0)

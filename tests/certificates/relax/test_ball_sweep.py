@@ -15,12 +15,11 @@ from wassail.certificates.graph.graph import Affine, Graph
 from wassail.certificates.graph.operators.convolution import Conv
 from wassail.certificates.graph.reader import read
 from wassail.certificates.relax.ball_margins import BallSweep, ball_margins
-from wassail.certificates.relax.ball_relaxation import BallRelaxation
-from wassail.certificates.relax.ball_relaxation_layer import BallLayer
+from wassail.certificates.relax.ball_relaxation import BallLayer, BallRelaxation
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep
 from wassail.certificates.relax.lines import Lines
-from wassail.certificates.relax.reach import Reach
+from wassail.certificates.relax.norms import Reach
 from wassail.certificates.relax.rows import Length
 
 BOX = (0.0, 1.0)

@@ -10,9 +10,8 @@ from torch import nn
 
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
-from wassail.certificates.relax.condense import condensed
-from wassail.certificates.relax.propagate import gradients
-from wassail.certificates.relax.ranges import bounds_on
+from wassail.certificates.relax.jacobian import gradients
+from wassail.certificates.relax.ranges import bounds_on, condensed
 
 
 def network(kind: str) -> tuple[nn.Module, tuple[int, ...]]:

@@ -10,8 +10,8 @@ from support.graphs import MAKE, NORMS, crowd, layers, network, where
 from support.networks import jacobian
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
-from wassail.certificates.relax import propagate
-from wassail.certificates.relax.propagate import Gradients, gradients
+from wassail.certificates.relax import jacobian as bounds_by_jacobian
+from wassail.certificates.relax.jacobian import Gradients, gradients
 from wassail.certificates.relax.ranges import Bounds, Span, bounds_on, upper_on
 
 KINDS = ["box", "l1", "l2 in a box", "linf", "R^n"]
@@ -219,7 +219,7 @@ def test_the_bounds_do_not_depend_on_how_rows_are_cut(monkeypatch: pytest.Monkey
         yield found.norm(1.0, found.entries())
 
     whole = list(everything())
-    monkeypatch.setattr(propagate, "ROWS", 1)
+    monkeypatch.setattr(bounds_by_jacobian, "ROWS", 1)
     assert all(torch.allclose(a, b, rtol=1e-12, atol=1e-12) for a, b in zip(whole, everything()))
 
 
@@ -263,8 +263,8 @@ def test_a_broken_relaxation_is_noticed(name: str, monkeypatch: pytest.MonkeyPat
     x = crowd(region)
     eye = torch.eye(graph.outputs, dtype=torch.float64)
     right = bounds_on(graph, region)
-    lower = too_low(propagate._gradient_lines)  # type: ignore[arg-type]
-    monkeypatch.setattr(propagate, "_gradient_lines", lower)
+    lower = too_low(bounds_by_jacobian._gradient_lines)  # type: ignore[arg-type]
+    monkeypatch.setattr(bounds_by_jacobian, "_gradient_lines", lower)
     with pytest.raises(AssertionError):
         check_gradients(gradients(right, eye), x)
 

@@ -15,17 +15,14 @@ from wassail.certificates.graph.maps import Call, Concat, Execution, Matrix, Sca
 from wassail.certificates.graph.matrix_norms import matrix_norm
 from wassail.certificates.graph.reader import read
 from wassail.certificates.relax import ball_margins as margins_of
-from wassail.certificates.relax import ball_quadratic_terms
-from wassail.certificates.relax import reach as reach_of
+from wassail.certificates.relax import ball_quadratic_terms, norms
 from wassail.certificates.relax.ball_quadratic_terms import LayerBalls
-from wassail.certificates.relax.ball_relaxation import BallRelaxation
-from wassail.certificates.relax.ball_relaxation_layer import BallLayer
+from wassail.certificates.relax.ball_relaxation import BallLayer, BallRelaxation
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep
 from wassail.certificates.relax.executed import arithmetic_of, call_error, gamma
 from wassail.certificates.relax.lines import Lines
-from wassail.certificates.relax.norms import map_norm
-from wassail.certificates.relax.reach import Reach, length_above
+from wassail.certificates.relax.norms import Reach, length_above, map_norm
 
 INF = math.inf
 DOUBLE = torch.float64
@@ -524,7 +521,7 @@ def test_values_around_a_sample_reach_as_far_as_they_say(mode: str) -> None:
     c = uniform(100, seed=80) / 3
     most = uniform(100, seed=81) / 7
     with rounded(mode):
-        (far,) = reach_of._wider([c.abs()], [most])
+        (far,) = norms._wider([c.abs()], [most])
         low = c - far
         high = c + far
     for bottom, top, centre, size in zip(*map(fractions, (low, high, c, most))):

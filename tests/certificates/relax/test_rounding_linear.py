@@ -23,8 +23,7 @@ from wassail.certificates.loss.recession import spans
 from wassail.certificates.relax import ranges as ranges_module
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margins
-from wassail.certificates.relax.jacobian import adjoint, centred
-from wassail.certificates.relax.propagate import Gradients, gradients
+from wassail.certificates.relax.jacobian import Gradients, adjoint, centred, gradients
 from wassail.certificates.relax.ranges import (
     Bounds,
     Rays,

@@ -82,9 +82,22 @@ def test_weights_of_rows_may_be_as_small_as_they_like(mode: str) -> None:
 @pytest.mark.parametrize(
     "shape", [(1, 33, 40), (2, 32, 32), (3, 70, 100), (2, 90, 64), (1, 96, 96)]
 )
-def test_products_of_blocks_are_all_products(shape: tuple[int, int, int]) -> None:
+def test_products_of_blocks_are_all_products(
+    shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows that are 0 in most columns, as those of a convolution, in and out of order."""
+    monkeypatch.setattr(norms, "PLAIN_UP_TO", 0)
     a = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     far = torch.arange(shape[1])[:, None] - torch.arange(shape[2])
     for rows in (a, torch.where(far.abs() < 9, a, 0.0), torch.where(far % 7 == 0, a, 0.0)):
         assert torch.allclose(norms._products(rows), rows @ rows.mT, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 20, 60])
+def test_both_ways_to_an_eigenvalue_agree(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All eigenvalues of a small matrix, and Lanczos' method for the largest of a large one."""
+    a = uniform(4, rows, 80, seed=rows)
+    whole = norms.gram_norms(a @ a.mT, 1e-14)
+    monkeypatch.setattr(norms, "EIGENVALUES_UP_TO_ROWS", 0)
+    assert torch.allclose(norms.gram_norms(a @ a.mT, 1e-14), whole, rtol=2e-3, atol=0)
+    assert torch.all(whole >= torch.linalg.matrix_norm(a, 2) * (1 - 1e-12))

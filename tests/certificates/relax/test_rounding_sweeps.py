@@ -24,12 +24,10 @@ from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
 from wassail.certificates.relax import crown
 from wassail.certificates.relax.balls import Balls
-from wassail.certificates.relax.condense import condensed
 from wassail.certificates.relax.crown import Sweep
 from wassail.certificates.relax.executed import arithmetic_of
-from wassail.certificates.relax.extent import InputExtent
-from wassail.certificates.relax.lines import Arithmetic, Shape, Spread
-from wassail.certificates.relax.ranges import bounds_on, upper_on
+from wassail.certificates.relax.lines import Arithmetic, InputExtent, Shape, Spread
+from wassail.certificates.relax.ranges import bounds_on, condensed, upper_on
 
 INF = math.inf
 SINGLE = torch.float32

@@ -12,7 +12,7 @@ from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.operators.convolution import Conv
 from wassail.certificates.graph.reader import read
 from wassail.certificates.prove import ladder
-from wassail.certificates.relax import substitution
+from wassail.certificates.relax import backward
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margin_bounds, margins
 
@@ -47,7 +47,7 @@ def test_neurons_that_are_never_active_are_left_out(
     known = [rows for rows in sweep.awake.values() if rows is not None]
     assert known and all(len(rows) < 20 for rows in known)
     found = margins(sweep, y)[0]
-    monkeypatch.setattr(substitution, "FULL", 0.0)
+    monkeypatch.setattr(backward, "FULL", 0.0)
     every = Sweep(graph, balls).run()
     assert not any(rows is not None for rows in every.awake.values())
     assert torch.allclose(found, margins(every, y)[0], rtol=1e-9, atol=1e-12)

@@ -18,7 +18,7 @@ from wassail.certificates.exact.cells import inequalities
 from wassail.certificates.exact.programs import Array, nearest_point, support
 from wassail.certificates.exact.relaxation import Substituted, substitute, triangle
 from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.relax.ascent import Ascent
+from wassail.certificates.relax.backward import Ascent
 from wassail.certificates.search.frontier import Frontier, Heap
 from wassail.errors import InputError
 from wassail.geometry import maximiser, vector_norm

@@ -15,8 +15,7 @@ from wassail.certificates.exact.programs import Array, shortest, shortest_euclid
 from wassail.certificates.exact.relaxation import Triangle, substitute, triangle
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Ball, Region
-from wassail.certificates.relax.condense import SLOPE_STEPS, layered
-from wassail.certificates.relax.ranges import bounds_on, gamma
+from wassail.certificates.relax.ranges import SLOPE_STEPS, bounds_on, gamma, layered
 from wassail.certificates.search.frontier import TensorRows
 from wassail.geometry import plane_step
 from wassail.rounding import UNIT, sized

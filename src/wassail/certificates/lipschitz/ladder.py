@@ -40,14 +40,13 @@ from wassail.certificates.lipschitz.steepest import (
     margin_rows,
     room_of,
 )
-from wassail.certificates.relax.condense import condensed
-from wassail.certificates.relax.jacobian import entries, entry_norms, secants
+from wassail.certificates.relax.jacobian import entries, entry_norms, gradients, secants
 from wassail.certificates.relax.norms import product
-from wassail.certificates.relax.propagate import gradients
 from wassail.certificates.relax.ranges import (
     Bounds,
     Span,
     bounds_on,
+    condensed,
     one_region,
     ranges,
     smooth_bounds,

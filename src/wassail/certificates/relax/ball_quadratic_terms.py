@@ -31,11 +31,11 @@ from torch import Tensor
 
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.maps import Linear, laid_out
+from wassail.certificates.graph.matrix_norms import UP
 from wassail.certificates.graph.nonexpansive_sort import nonexpansive_sorts
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep
-from wassail.certificates.relax.norms import map_norm
-from wassail.certificates.relax.reach import UP, length_above
+from wassail.certificates.relax.norms import length_above, map_norm
 from wassail.certificates.relax.rows import Length, Turned, flattened, of_owner, unflattened
 from wassail.rounding import UNIT
 

@@ -21,7 +21,7 @@ A curve (a product, a softmax, a normalisation) lies between two parallel planes
 far`, with a map J of each sample's own, so that a coefficient vector goes through it as through a
 layer (`graph/planes.py`; Shi et al. 2020 for transformers).
 
-The forward sweep is here, what rows do on their way back in `substitution`.
+The forward sweep is here, what rows do on their way back in `backward`.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ from wassail.certificates.graph.maps import (
     rounding_map,
 )
 from wassail.certificates.graph.planes import Curve, end_points
-from wassail.certificates.relax.backward import Backward, unit_rows
+from wassail.certificates.relax.backward import Backward, Substitution, unit_rows
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.executed import call_error
-from wassail.certificates.relax.extent import InputExtent
-from wassail.certificates.relax.l1_vertices import slope_cones_of
+from wassail.certificates.relax.l1_vertices import VertexCones, vertices_serve
 from wassail.certificates.relax.lines import (
     Arithmetic,
     Bend,
+    InputExtent,
     Planes,
     Shape,
     Spread,
     Values,
     rounding_of,
 )
-from wassail.certificates.relax.reach import Reach
+from wassail.certificates.relax.norms import Reach
 from wassail.certificates.relax.rows import (
     Length,
     Span,
@@ -77,7 +77,6 @@ from wassail.certificates.relax.rows import (
     units_of,
 )
 from wassail.certificates.relax.slope_cones import SlopeCones
-from wassail.certificates.relax.substitution import Substitution
 from wassail.certificates.relax.windows import InputWindows, windows_of
 from wassail.errors import InputError
 from wassail.rounding import UNIT
@@ -148,8 +147,11 @@ class Sweep(Substitution):
         self.cones = self._cones()
 
     def _cones(self) -> SlopeCones | None:
-        """The bounds on rows that know more than boxes."""
-        return slope_cones_of(self)
+        """The bounds on rows that know more than boxes; None if there are none."""
+        if self.balls.norm not in (1, 2) or not len(self.balls.x):
+            return None
+        cones = VertexCones if vertices_serve(self) else SlopeCones
+        return cones(self, self.reach)
 
     @cached_property
     def reach(self) -> Reach:

@@ -33,6 +33,7 @@ from wassail.certificates.device import HOST
 from wassail.certificates.graph.maps import laid_out
 from wassail.certificates.graph.support import fill_one
 from wassail.certificates.relax.lines import Arithmetic, Shape, rounding_of
+from wassail.certificates.relax.norms import Reach
 from wassail.certificates.relax.rows import flattened, narrow_to
 from wassail.certificates.relax.slope_cone_layer import Pulled, Slanted, always
 from wassail.certificates.relax.slope_cones import Bounded, SlopeCones
@@ -163,11 +164,12 @@ class VertexCones(SlopeCones):
 
     Args:
         sweep: its spans are narrowed layer by layer.
+        reach: how far its nodes move.
     """
 
-    def __init__(self, sweep: Sweep) -> None:
-        super().__init__(sweep)
-        self.other = SlopeCones(sweep) if both_serve(sweep) else None
+    def __init__(self, sweep: Sweep, reach: Reach) -> None:
+        super().__init__(sweep, reach)
+        self.other = SlopeCones(sweep, reach) if both_serve(sweep) else None
         self.turns: dict[int, Turns] = {}
         self._found: dict[int, Found] = {}
         self._sample = 0  # whose rows are pulled
@@ -439,10 +441,3 @@ def both_serve(sweep: Sweep) -> bool:
     """Whether lengths are wanted, too, or are cheap."""
     widest = max(node.size for node in sweep.graph.nodes if node.act is not None)
     return sweep.lengths is not None or widest <= BOTH_UP_TO_NEURONS
-
-
-def slope_cones_of(sweep: Sweep) -> SlopeCones | None:
-    """The bounds on rows of a sweep that know more than boxes; None if there are none."""
-    if sweep.balls.norm not in (1, 2) or not len(sweep.balls.x):
-        return None
-    return VertexCones(sweep) if vertices_serve(sweep) else SlopeCones(sweep)

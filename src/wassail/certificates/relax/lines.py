@@ -1,11 +1,14 @@
-"""Lines and planes that enclose an activation on its interval."""
+"""Lines that enclose an activation on its interval, planes that enclose a curve, and how far the
+inputs of a curve move together (`InputExtent`).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,15 +23,21 @@ from wassail.certificates.relax.rows import (
     Span,
     Turned,
     add_to,
+    all_chunks,
     flattened,
     of_owner,
     of_owners,
+    room_of,
     rounded_up,
     row_dot,
     unflattened,
 )
 from wassail.rounding import FLOOR, TINY, UNIT
 from wassail.ties import loud
+
+if TYPE_CHECKING:
+    from wassail.certificates.relax.crown import Sweep
+
 
 STILL = 2.0**-40  # of the values that a node is computed from: what moves less stands still
 
@@ -453,3 +462,72 @@ def undecided(c: Tensor, low: Tensor, high: Tensor) -> Tensor:
 def rounding_of(node: Node, kind: Precision) -> float:
     """The relative error of a sum over the entries of a node, and of its terms."""
     return 1.01 * kind.tiny * (node.size + kind.sums)
+
+
+class InputExtent(NamedTuple):
+    """The inputs of a curve node, of which a sweep has the spans and the linear bounds."""
+
+    sweep: Sweep
+    node: Node
+
+    def length(self, k: int, axes: tuple[int, ...]) -> Tensor:
+        """Bounds on the Euclidean norm of `d - middle of its span` along some axes of input k: `(N,
+        *shape)`, length 1 there.
+
+        With `d = A d_0 + shift +- rest`: the norm of A on the ball, and that of the rest. `d = 0`
+        is one of the deviations, so `|shift| <= rest`, and the middle is no farther from it than
+        the norm: the factor pays for their roundings, and the slack of `stretch` for that of
+        `start`.
+        """
+        j = self.node.inputs[k]
+        shape = self.sweep.graph.nodes[j].shape
+        spread = self.sweep.spreads[j]
+        kept = [axis for axis in range(len(shape)) if axis not in axes]
+        width = math.prod(shape[axis] for axis in axes)
+        count = math.prod(shape[axis] for axis in kept)
+
+        def grouped(values: Tensor) -> Tensor:
+            own = values.reshape(len(values), *shape, -1)
+            own = own.permute(0, *(v + 1 for v in (*kept, *axes)), len(shape) + 1)
+            return own.reshape(len(values), count, width, -1)
+
+        low, high = (grouped(side)[..., 0] for side in self.sweep.spans[j])
+        middle = (low + high) / 2
+        a = grouped(spread.a)
+        start, stretch = self.sweep.inputs.stretch(a)
+        shift = start + grouped(spread.shift)[..., 0] - middle
+        apart = shift.abs() + grouped(spread.rest)[..., 0]
+        found = (stretch + rounding.length(apart, 2, 2)) * (1 + (width + 8) * UNIT)
+        wide = rounding.length(torch.maximum(high - middle, middle - low), 2, 2) * (
+            1 + (width + 8) * UNIT
+        )
+        return torch.fmin(found, wide).reshape(
+            -1, *(1 if axis in axes else size for axis, size in enumerate(shape))
+        )
+
+    def along(self, k: int, direction: Tensor) -> Span:
+        """The range of `<direction, d>` for every token of input k, `(N, *shape)` to `(N, ...,
+        1)`: one row for each.
+        """
+        graph = self.sweep.graph
+        j = self.node.inputs[k]
+        node = graph.nodes[j]
+        width = direction.shape[-1]
+        count = node.size // width
+        tokens = direction.reshape(len(direction), count, width)
+        top = direction.new_empty(2, len(direction), count)
+        widest = max(n.size for n in graph.nodes[: j + 1])
+        for owner, place in all_chunks(
+            len(direction), count, room_of(top.device) // (2 * widest), top.device
+        ):
+            rows = direction.new_zeros(len(place), count, width)
+            rows = rows.scatter(
+                1, place[:, None, None].expand(-1, 1, width), tokens[owner, place][:, None]
+            )
+            constant, a, both = self.sweep.substitute(
+                self.sweep.exact, j, laid_out(rows.reshape(-1, *node.shape)), owner, True
+            )
+            top[:, owner, place] = (constant + self.sweep.inputs.upper(a, both)).reshape(2, -1)
+        top = torch.where(torch.isnan(top), math.inf, top)  # an overflow is no bound
+        high, low = (side.reshape(*direction.shape[:-1], 1) for side in (top[0], -top[1]))
+        return low, high

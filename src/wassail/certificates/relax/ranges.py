@@ -1,5 +1,10 @@
 """Where the values of a network lie over regions: by linear bounds (`crown.Sweep`) on bounded ones,
-by intervals with infinite sides elsewhere.
+by intervals with infinite sides elsewhere. And the network without the neurons that keep their side
+there (`condensed`): what is left is small, so that bounds on it cost next to nothing.
+
+Stable neurons are linear there, and products of linear maps are formed once, for all rows and
+entries. Sums of products cancel, so each matrix also carries the same sum of magnitudes
+(`Matrix.most`): what the rounding errors of both are relative to.
 
 Rounding: every step is an enclosure of the exact image of the enclosure before it. A sum of n terms
 is off by at most `(n + 4) 2^-52` times the sum of their magnitudes, and that is added to every
@@ -9,14 +14,15 @@ side.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeAlias, assert_never
 
 import torch
 from torch import Tensor
 
 from wassail.certificates import clock
+from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import (
     Affine,
     Curved,
@@ -26,7 +32,7 @@ from wassail.certificates.graph.graph import (
     Relu,
     Smooth,
 )
-from wassail.certificates.graph.maps import rounding_map
+from wassail.certificates.graph.maps import Matrix, Sum, rounding_map
 from wassail.certificates.graph.region import Region
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep
@@ -279,9 +285,80 @@ def intervals(graph: Graph, x: Span) -> dict[int, Span]:
 
 def smooth_bounds(graph: Graph, region: Region, spans: Mapping[int, Span]) -> Bounds:
     """The inputs of every ReLU and activation of a network without curves, for the substituted
-    gradients of `propagate`.
+    gradients of `jacobian`.
     """
     inputs = {
         i: spans[node.inputs[0]] for i, node in enumerate(graph.nodes) if node.act is not None
     }
     return Bounds(graph, region, {i: (low[0], high[0]) for i, (low, high) in inputs.items()})
+
+
+NEURONS = 1500  # undecided neurons up to which it pays
+SLOPE_STEPS = 12  # on the slopes of the lower lines, which cost little on what is left
+MEMORY = 2**26  # numbers in the largest node while it is built
+
+
+def condensed(bounds: Bounds) -> Bounds:
+    """The same region and network with the stable neurons gone, or `bounds` itself where that would
+    not pay.
+
+    What is left is bounded again with optimised slopes, so some of it may turn out stable too.
+    """
+    graph = bounds.graph
+    columns = graph.inputs + bounds.open + 1
+    if (
+        bounds.open > min(NEURONS, 0.7 * graph.neurons)
+        or columns * max(node.size for node in graph.nodes) > MEMORY
+    ):
+        return bounds
+    states = bounds.states()
+    exact = graph.piecewise(states)
+    size = graph.absolute().piecewise(states)
+    # Every coefficient is off by at most gamma times its magnitude, like any other sum over paths
+    # of the graph.
+    small = replace(layered(exact, size), rounding=gamma(graph)).to(graph.device)
+    return bounds_on(small, bounds.region, SLOPE_STEPS)
+
+
+def layered(network: Piecewise, size: Piecewise) -> Graph:
+    """A dense form as a graph: a matrix from the input and from every earlier layer into each
+    layer and into the output.
+    """
+    nodes = [Node((), (network.inputs,), "the input")]
+    blocks = network.blocks() if network.neurons else []
+    active: list[int] = []
+
+    def join(rows: Callable[[Piecewise], tuple[Tensor, Tensor, Tensor]]) -> int:
+        """Add the sum of all maps into one layer; `rows` picks its rows of the coefficients of
+        x and z, and its bias.
+        """
+        (x, z, bias), (x_size, z_size, bias_size) = rows(network), rows(size)
+        sources = [
+            (0, Matrix(x, x_size)),
+            *((i, Matrix(z[:, b], z_size[:, b])) for i, b in zip(active, blocks)),
+        ]
+        parts = []
+        for source, matrix in sources:
+            if source == 0 or matrix.weight.any():
+                nodes.append(Node((source,), (len(bias),), "the condensed network", Affine(matrix)))
+                parts.append(len(nodes) - 1)
+        nodes.append(
+            Node(
+                tuple(parts),
+                (len(bias),),
+                "the condensed network",
+                Affine(Sum(len(parts)), bias, bias_most=bias_size),
+            )
+        )
+        return len(nodes) - 1
+
+    for block in blocks:
+        before = join(lambda p, b=block: (p.A[b], p.B[b], p.c[b]))  # type: ignore[misc]
+        nodes.append(
+            Node(
+                (before,), nodes[before].shape, "the condensed network", Relu(network.slope[block])
+            )
+        )
+        active.append(len(nodes) - 1)
+    join(lambda p: (p.C, p.D, p.e))
+    return Graph(tuple(nodes))

@@ -51,7 +51,9 @@ def units_of(node: Node, place: Tensor, dtype: torch.dtype) -> Tensor:
 
 def of_owner(values: Tensor, owner: Tensor) -> Tensor:
     """What belongs to each row: owner `(R,)`, or `(1,)` if all rows belong to one sample."""
-    return of_owners((values,), owner)[0]
+    if owner.shape[0] != 1 or owner.device != HOST:
+        return values[owner]
+    return values.narrow(0, int(owner), 1)
 
 
 def of_owners(values: Sequence[Tensor], owner: Tensor) -> tuple[Tensor, ...]:

@@ -34,11 +34,11 @@ from torch import Tensor
 from wassail import rounding
 from wassail.certificates import clock
 from wassail.certificates.graph.maps import laid_out
+from wassail.certificates.graph.matrix_norms import UP
 from wassail.certificates.relax.backward import Backward, unit_rows
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.lines import Arithmetic, Shape
-from wassail.certificates.relax.norms import Gram, map_norm, matrix_norms
-from wassail.certificates.relax.reach import UP
+from wassail.certificates.relax.norms import Gram, Reach, map_norm, matrix_norms
 from wassail.certificates.relax.rows import (
     Span,
     flattened,
@@ -95,9 +95,10 @@ class SlopeCones:
 
     Args:
         sweep: its spans are narrowed layer by layer.
+        reach: how far its nodes move.
     """
 
-    def __init__(self, sweep: Sweep) -> None:
+    def __init__(self, sweep: Sweep, reach: Reach) -> None:
         # Not the sweep itself, which holds this: a circle is freed by chance only.
         self.graph = sweep.graph
         self.balls = sweep.balls
@@ -107,7 +108,7 @@ class SlopeCones:
         self.moved = sweep.lengths
         self.rows = 0  # coefficient vectors substituted so far
         self.kind: Arithmetic = sweep.fast if sweep.coarse else sweep.exact
-        self.reach = sweep.reach
+        self.reach = reach
         self.free = (sweep.inputs.below > 0) | (sweep.inputs.above > 0)
         self.layers: dict[int, Layer] = {}
         self._known: dict[int, Lengths] = {}
@@ -240,7 +241,8 @@ class SlopeCones:
             seen = Seen(view.balls, window, {view.act: view.box(window)})
             length = view.length(_units(pulled.a), window)
             along = {view.act: self._moved(view.act, length, owner, {})}
-        top, bottom = (self._top(pulled, owner, sign, along, seen) for sign in (1.0, -1.0))
+        top = self._top(pulled, owner, 1.0, along, seen)
+        bottom = self._top(pulled, owner, -1.0, along, seen)
         return -bottom, top
 
     def _top(
@@ -308,7 +310,9 @@ class SlopeCones:
             longest = rounding.length(weighted(pulled.a), 2, 1) * (1 + (weight.shape[1] + 8) * UNIT)
         else:
             longest = norms_of(0, pulled.a)[:, None]
-        norms = {k: norms_of(k, bent) for k, bent in pulled.bent.items()}
+        norms = {}
+        for k, bent in pulled.bent.items():
+            norms[k] = norms_of(k, bent)
         rest = (pulled.shift.abs() + pulled.spread).reshape(weight.shape) * weight
         length = rounding.length(rest, 2, 1) * (1 + (rest.shape[1] + 8) * UNIT)
         return longest * self.inputs.radius[part][:, None], norms, length

@@ -21,7 +21,7 @@ from wassail.certificates import clock
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import Activation
 from wassail.certificates.graph.graph import Node, Smooth
-from wassail.certificates.relax.ascent import Ascent
+from wassail.certificates.relax.backward import Ascent
 from wassail.certificates.relax.crown import Sweep
 from wassail.certificates.relax.lines import Arithmetic, Lines, Shape
 from wassail.certificates.relax.rows import Span, flattened, of_owner, row_dot

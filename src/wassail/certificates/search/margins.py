@@ -22,8 +22,7 @@ from torch.nn import functional as F
 from wassail.certificates import clock
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Graph
-from wassail.certificates.relax.ascent import Ascent
-from wassail.certificates.relax.backward import Backward
+from wassail.certificates.relax.backward import Ascent, Backward
 from wassail.certificates.relax.crown import Sweep
 from wassail.certificates.relax.lines import Arithmetic, Lines
 from wassail.certificates.relax.rows import DEVICE_CHUNK, flattened, of_owner, row_dot, unflattened
