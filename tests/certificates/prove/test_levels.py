@@ -82,7 +82,7 @@ def test_products_are_asked_of_what_linear_bounds_leave(monkeypatch: pytest.Monk
 
     def asking(problem: Problem, *rest: torch.Tensor) -> torch.Tensor:
         asked.append(len(problem))
-        return old(problem, *rest)  # type: ignore[no-any-return]
+        return old(problem, *rest)
 
     monkeypatch.setattr(module, "product_radii", asking)
     threat = ws.Threat(2, math.inf, 0.1)
