@@ -7,9 +7,10 @@ whole network.
 
 import math
 from collections.abc import Generator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from types import SimpleNamespace
+from typing import ClassVar
 
 import mpmath  # comes with torch, through sympy
 import numpy as np
@@ -684,6 +685,7 @@ def test_distances_that_are_proved_are_not_reached() -> None:
     assert 1 - 1e-12 < float(found.lower) < float(found.upper)
 
 
+@dataclass(frozen=True, eq=False)
 class Kinked(Activation):
     """A concave function whose derivative is computed as 0 where it is `0.99 2^-50`, the error that
     is allowed.
@@ -691,15 +693,16 @@ class Kinked(Activation):
     It rises (falls, mirrored) up to the kink and drops after it.
     """
 
-    rise = 0.99 * 2.0**-50
-    kink = 2.0**20
+    side: float = 1.0
+    rise: ClassVar[float] = 0.99 * 2.0**-50
+    kink: ClassVar[float] = 2.0**20
 
     def value(self, v: Tensor) -> Tensor:
-        v = self.right * v
+        v = self.side * v
         return torch.where(v < self.kink, self.rise * v, self.rise * self.kink - (v - self.kink))
 
     def derivative(self, v: Tensor) -> Tensor:
-        return torch.where(self.right * v < self.kink, 0.0, -self.right)
+        return torch.where(self.side * v < self.kink, 0.0, -self.side)
 
     def _ends(self, slope: Tensor, above: bool) -> tuple[Tensor, Tensor]:
         return slope.new_full((), -INF), slope.new_full((), INF)
@@ -716,7 +719,7 @@ def test_shifts_pay_for_the_error_of_a_derivative(side: float) -> None:
     """A flat line that seems to touch in 0 has to clear the kink, which is a million away, just
     before the end.
     """
-    f = Kinked("kinked", 0.0, -INF, 0.0, side, INF)
+    f = Kinked("kinked", 0.0, -INF, INF, side)
     low, high = torch.tensor(sorted([-side, side * (f.kink + 2.0**-29)]), dtype=DOUBLE)
     v, slack = f.touch(torch.zeros((), dtype=DOUBLE), low, high, True)
     assert float(f.value(v) + slack) >= float(f.value(torch.tensor(side * f.kink, dtype=DOUBLE)))

@@ -104,7 +104,7 @@ def test_shifts_pay_for_their_sums_and_pass_on_the_slack(
     kind: type[Activation], mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`d <= d / 2 + s`: s is half of the larger end, a difference of two larger numbers."""
-    monkeypatch.setitem(ACTIVATIONS, "straight", kind("straight", 0.0, -INF, 1.0, 1.0, INF))
+    monkeypatch.setitem(ACTIVATIONS, "straight", kind("straight", 0.0, -INF, INF))
     c = 1 + uniform(1, 200, seed=2)
     end = 8 + uniform(1, 200, seed=3)  # of the value itself
     monkeypatch.setattr(Shape, "ends", (c - 8, end))

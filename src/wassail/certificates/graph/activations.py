@@ -52,15 +52,13 @@ class Activation(ABC):
 
     bend: the point c >= 0 where `f'` is largest; lowest: where `f` is least, -inf for an increasing
     function. Both are known to about 2^-50: `f'` is stationary at one and `f` at the other, so that
-    the error made in `f'` and `f` is below 2^-99. left, right: the limits of `f'` at -inf and +inf;
-    distance_to_relu: at least `sup |f(v) - max(v, 0)|`.
+    the error made in `f'` and `f` is below 2^-99. distance_to_relu: at least `sup |f(v) - max(v,
+    0)|`.
     """
 
     name: str
     bend: float
     lowest: float
-    left: float
-    right: float
     distance_to_relu: float
 
     @property
@@ -329,8 +327,7 @@ class _Gated(Bent):
         middle = bend * (2 * grid - 1)
         tail = _Table(_tail_key(first(left), steepest), left)
         centre = _Table(_centre_key(first(middle), steepest), middle)
-        limits = (0.0, 1.0, rounded_up(dip))
-        return cls(name, bend, lowest, *limits, gate, steepest, tail, centre)
+        return cls(name, bend, lowest, rounded_up(dip), gate, steepest, tail, centre)
 
     def value(self, v: Tensor) -> Tensor:
         """`v g(v)`."""
@@ -482,8 +479,8 @@ def within_bounds(low: Tensor, high: Tensor) -> None:
 
 
 ACTIVATIONS: dict[str, Activation] = {
-    "sigmoid": _Sigmoidal("sigmoid", 0.0, -math.inf, 0.0, 0.0, math.inf, torch.sigmoid, 1.0),
-    "tanh": _Sigmoidal("tanh", 0.0, -math.inf, 0.0, 0.0, math.inf, torch.tanh, 2.0),
+    "sigmoid": _Sigmoidal("sigmoid", 0.0, -math.inf, math.inf, torch.sigmoid, 1.0),
+    "tanh": _Sigmoidal("tanh", 0.0, -math.inf, math.inf, torch.tanh, 2.0),
     "gelu": _Gated.make("gelu", _normal),
     "gelu_tanh": _Gated.make("gelu_tanh", _logistic(2 * math.sqrt(2 / math.pi), 0.044715)),
     "silu": _Gated.make("silu", _logistic(1.0, 0.0)),
@@ -491,8 +488,6 @@ ACTIVATIONS: dict[str, Activation] = {
         "softplus",
         math.inf,
         -math.inf,
-        0.0,
-        1.0,
         rounded_up(math.log(2)),
         lambda v: torch.logaddexp(v, torch.zeros_like(v)),
         torch.sigmoid,
@@ -502,8 +497,6 @@ ACTIVATIONS: dict[str, Activation] = {
         "elu",
         math.inf,
         -math.inf,
-        0.0,
-        1.0,
         1.0,
         lambda v: torch.where(v > 0, v, v.clamp(max=0).expm1()),
         lambda v: v.clamp(max=0).exp(),

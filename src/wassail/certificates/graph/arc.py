@@ -9,16 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from wassail.certificates.graph.activations import Activation
+from wassail.certificates.graph.tangent import Span
 from wassail.rounding import FAINT, UNIT
 from wassail.ties import steep_below
-
-Span: TypeAlias = "tuple[Tensor, Tensor]"
 
 
 class Arc(ABC):

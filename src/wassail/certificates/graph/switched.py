@@ -103,5 +103,5 @@ def switched(name: str, threshold: float, seen: bool) -> Switched:
     room = 2.0**-20 * abs(threshold)
     after = threshold - room
     away = max(f.distance_to_relu, -after)
-    own = (f.name, f.bend, f.lowest, f.left, f.right, away)
+    own = (f.name, f.bend, f.lowest, away)
     return Switched(*own, f, threshold, after, threshold + room, seen)

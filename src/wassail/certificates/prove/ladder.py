@@ -304,7 +304,11 @@ class BranchRung(Rung):
         return work
 
     def prove(self, attempt: Attempt, left: Tensor, purse: Tensor) -> None:
-        """Branch on the samples; one that cannot pay for all domains gets fewer."""
+        """Branch on the samples; one that cannot pay for all domains gets fewer, and one gets none
+        where an earlier level says that more bring nothing.
+        """
+        going = attempt.gain[left] > LEAST_SHARE
+        left, purse = left[going], purse[going]
         each = domain_price(attempt.problem)
         swept = attempt.swept[left]
         slopes = SLOPE_SWEEPS * swept if self.slopes else torch.zeros_like(swept)

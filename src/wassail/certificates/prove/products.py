@@ -37,10 +37,12 @@ def product_radii(problem: Problem, other: Tensor, enough: Tensor | None = None)
         return found
     if clock.out_of_time():
         return found
-    exact = problem.exact
-    classes = sorted(set(problem.y.tolist()))
-    steep = {k: pair_products(exact.graph, problem.norm, k).clamp(min=1e-300) for k in classes}
-    slopes = torch.stack([steep[k] for k in problem.labels.tolist()]) if steep else found[:, None]
+    if not len(problem):
+        return found
+    try:
+        slopes = torch.stack([_slopes(problem, k) for k in problem.labels.tolist()])
+    except clock.Late:
+        return found
     left = _promising(problem, slopes, other)
     for rows in torch.split(left, BATCH) if len(left) else ():
         best = torch.zeros(len(rows), dtype=torch.float64)
@@ -66,13 +68,25 @@ def product_radii(problem: Problem, other: Tensor, enough: Tensor | None = None)
     return found
 
 
+def _slopes(problem: Problem, label: int) -> Tensor:
+    """The products of norms for the margins of a label, `(K,)`; kept with the graph."""
+    graph, norm = problem.graph, problem.norm
+
+    def made() -> Tensor:
+        found = pair_products(graph, norm, label)
+        clock.look()  # what the clock has cut short is not kept
+        return found
+
+    return graph.kept(f"products {norm} {label}", made).clamp(min=1e-300)
+
+
 def _promising(problem: Problem, steep: Tensor, other: Tensor) -> Tensor:
     """The samples whose products alone give a good part of the other radius, by their logits;
     steep: of the margins, `(N, K)`.
     """
     own = problem.labels[:, None]
     found = [torch.zeros(0, dtype=torch.int64)]
-    for rows in torch.split(torch.arange(len(problem)), BATCH) if len(problem) else ():
+    for rows in torch.split(torch.arange(len(problem)), BATCH):
         part = problem.take(rows)
         outputs = part.outputs(part.x).cpu()
         margin = outputs.gather(1, own[rows]) - outputs

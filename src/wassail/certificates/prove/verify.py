@@ -151,14 +151,12 @@ class _Verification:
         return ~(self.problem.wrong | self.proved | self.falsified)
 
     def run(self) -> None:
-        """Attack, products, then batch by batch up the ladder; what is known at a limit is kept."""
+        """Attack, then batch by batch up the ladder; what is known at a limit is kept."""
         try:
             everything = torch.arange(len(self.problem))
             for rows in torch.split(everything, ATTACKED) if len(everything) else ():
                 clock.check()
                 self._attack(rows, FIRST_PASSES)
-            if self.method in ("auto", "ball"):
-                self._products()
             left = self.open.nonzero()[:, 0]
             for rows in torch.split(left, self.batch) if len(left) else ():
                 self.report(float(1 - self.open[left].double().mean()))
@@ -187,12 +185,12 @@ class _Verification:
         for k in near.nonzero()[:, 0].tolist():
             self.flips[int(rows[k])] = flips.points[k].clone()
 
-    def _products(self) -> None:
-        """Proofs by the products of norms."""
-        left = self.open.nonzero()[:, 0]
-        some = self.wanted[left]
-        found = product_radii(self.problem.take(left), some, some)
-        self._proved(left[found >= some], "products")
+    def _products(self, attempt: Attempt) -> None:
+        """Proofs by the products of norms, of what linear bounds leave open."""
+        left = (~attempt.proved).nonzero()[:, 0]
+        some = attempt.radius[left]
+        found = product_radii(attempt.problem.take(left), some, some)
+        attempt.note(left, found >= some, "products")
 
     def _proved(self, rows: Tensor, by: str) -> None:
         for i in rows.tolist():
@@ -200,9 +198,11 @@ class _Verification:
             self.by[i] = by
 
     def _prove(self, rows: Tensor) -> None:
-        """One batch: linear bounds, a longer attack on what they leave, then the levels."""
+        """One batch: linear bounds and products, a longer attack on what they leave, the levels."""
         attempt = self.ladder.begin(rows, self.wanted[rows])
         try:
+            if self.method in ("auto", "ball"):
+                self._products(attempt)
             self._note(rows, attempt)
             self._attack(rows, MORE_PASSES)
             # A sample with a flip has nothing to prove: no rung looks at it.

@@ -63,7 +63,7 @@ class Hardswish(Wave):
 
 
 # The dip, at -3/2, is 3/8 deep: no number is rounded.
-ACTIVATIONS["hardswish"] = Hardswish("hardswish", 3.0, -1.5, 0.0, 1.0, 0.375, first=-3.0)
+ACTIVATIONS["hardswish"] = Hardswish("hardswish", 3.0, -1.5, 0.375, first=-3.0)
 
 
 @spelled("hardswish")

@@ -73,7 +73,7 @@ def _parts(v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _make() -> Mish:
-    raw = Mish("mish", 1.5, -1.2, 0.0, 1.0, 1.0, first=-2.3)
+    raw = Mish("mish", 1.5, -1.2, 1.0, first=-2.3)
 
     def second(v: Tensor) -> Tensor:
         with torch.enable_grad():
@@ -88,7 +88,7 @@ def _make() -> Mish:
     bend = one(second, 0.5, 3.0)
     lowest = one(raw.derivative, 0.0, first)
     dip = -float(raw.value(torch.tensor(lowest, dtype=torch.float64)))
-    return Mish("mish", bend, lowest, 0.0, 1.0, rounded_up(dip), first=first)
+    return Mish("mish", bend, lowest, rounded_up(dip), first=first)
 
 
 ACTIVATIONS["mish"] = _make()
