@@ -292,7 +292,8 @@ def test_points_and_exports_are_in_the_units_of_the_data(tmp_path: Path) -> None
         found = ws.evaluate(model, (x, y), threat, ("nearest",), passes=50, **options)
         near = int((found.distances <= 0.1).sum())
         assert near > 3
-        to_pt(found, tmp_path / "points.pt")
+        done = to_pt(found, tmp_path / "points.pt", model=model)
+        assert done.lost == 0 and done.flips == near
         points = torch.load(tmp_path / "points.pt", weights_only=True)
         assert bool(((points >= LOW) & (points <= HIGH)).all())
         assert int((model(points).argmax(1) != y).sum()) == near

@@ -268,6 +268,11 @@ class Rescaled(nn.Module):
         return out
 
 
+def own_model(model: Model) -> Model:
+    """The model in original units, out of one made by `Features.model`; any other as it is."""
+    return model.inner if isinstance(model, Rescaled) else model
+
+
 def own_boxes(model: Model, x: Tensor, domain: Domain) -> Domain:
     """The box of each feature of each sample in which a search or a proof may move, where some
     features may not: those are frozen. For a model without such features the domain as it is.
@@ -314,9 +319,7 @@ def in_boxes(source: Source, data: Data, box: Boxes) -> tuple[Source, Data, tupl
         data.classes,
         y.is_floating_point(),
     )
-    info = {key: value for key, value in source.info.items() if key != "weights"}
-    made = replace(source, model=model, info=info)  # the run names the weights of this model
-    return made, ArrayData(data.name, table), features.domain
+    return replace(source, model=model), ArrayData(data.name, table), features.domain
 
 
 def with_held(data: Data, domain: Domain, immutable: Sequence[int | str]) -> Boxes:
