@@ -133,7 +133,8 @@ def test_csv_files_with_names(tmp_path) -> None:
 
 
 def test_the_page_says_which_features_change() -> None:
-    about = {"features": ["age", "<b>"], "low": [20.0, 0.0], "scale": [80.0, 1.0]}
+    about = {"features": ["age", "<b>"], "low": [20.0, 0.0], "high": [100.0, 1.0]}
+    about["scale"] = [80.0, 1.0]
     found = changes(about, torch.tensor([0.25, 0.5]), torch.tensor([0.5, 0.5]))
     assert found == [("age", "40", "60")]
     assert changes({"features": ["a"]}, torch.zeros(2), torch.ones(2)) == []

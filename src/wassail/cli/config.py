@@ -224,6 +224,7 @@ def box_text(name: str, targets: Sequence[str] = ()) -> str:
     made = io.StringIO()
     lines = csv.writer(made, lineterminator="\n")
     lines.writerow(["feature", "low", "high", "scale"])
-    for feature, low, high in zip(names, x.amin(0).tolist(), x.amax(0).tolist()):
-        lines.writerow([feature, repr(low), repr(high), ""])
+    # As short as the type of the data allows: 20.56, not 20.559999465942383.
+    for feature, low, high in zip(names, x.amin(0).numpy(), x.amax(0).numpy()):
+        lines.writerow([feature, str(low), str(high), ""])
     return made.getvalue()

@@ -45,6 +45,7 @@ def print_evaluation(run: Evaluation) -> None:
     out.print(LEGEND)
     named = classes_text(run.classes, run.info.get("data") or {})
     more = (named, *conditions(run), population_sentence(run), advice(run))
+    more = (*more, *results.suggestions([run], run.threats))
     for text in (*more, run.others_sentence, others_population(run)):
         if text is not None:
             out.print(_plain(text))
@@ -102,12 +103,14 @@ def print_landmarks(run: Evaluation) -> None:
 def where(run: Evaluation) -> str:
     """Model, data and threat in one line."""
     units = units_text(run.info.get("data"), run.threat)
-    box = box_text(run.threat.domain)
-    box = box if units is None else f"eps {show(run.threat.eps)} = {units}"
-    budgets = ", ".join(show(eps) for eps in dict.fromkeys(threat.eps for threat in run.threats))
+    budgets = list(dict.fromkeys(show(threat.eps) for threat in run.threats))
+    first = show(run.threat.eps)
+    if units is not None and first in budgets:
+        budgets[budgets.index(first)] = f"{first} = {units}"
+    box = f", {box_text(run.threat.domain)}" if units is None else ""
     return (
         f"{run.name} on {len(run)} samples of {run.data}, l{run.threat.norm:g}, eps "
-        f"{budgets}, {box}"
+        f"{', '.join(budgets)}{box}"
     )
 
 

@@ -105,7 +105,7 @@ def first_line(error: BaseException) -> str:
 
 
 def statistic_of(
-    what: str, values: float | Sequence[float], dtype: torch.dtype = torch.float32
+    what: str, values: float | Sequence[float] | Tensor, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Mean or std as a tensor, checked."""
     tensor = torch.as_tensor(values, dtype=dtype).detach().clone()
