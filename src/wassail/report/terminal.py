@@ -14,8 +14,8 @@ from wassail.network import versions
 from wassail.report import results
 from wassail.report.compare import grouped, title_of
 from wassail.report.landmarks import LEAD, landmarks_table
-from wassail.report.others import figures
 from wassail.report.population import advice
+from wassail.report.sides import sides_at
 from wassail.threat import Threat, box_text, ceil_percent, floor_percent, show
 from wassail.writing import printable
 from wassail.zoo.classes import classes_text
@@ -154,10 +154,10 @@ def _results(run: Evaluation) -> Any:
             "",
         )
     for threat in run.others_threats if len(run) else ():
-        low, high, _ = figures(run, threat)
-        proof = "" if run.radii is None else floor_percent(low)
+        found = sides_at(run, threat)
+        proof = "" if found.certified is None else floor_percent(found.certified)
         over = _over(threat, several)
-        table.add_row("with others", over, proof, ceil_percent(high), *[""] * 4)
+        table.add_row("with others", over, proof, ceil_percent(found.attacked), *[""] * 4)
     return table
 
 
