@@ -12,7 +12,7 @@ from torch import Tensor
 from wassail.losses import LIPSCHITZ
 from wassail.omega.plan import Plan
 from wassail.omega.property import Omega
-from wassail.vnnlib.runtime import outputs_of
+from wassail.zoo.runtime import outputs_of
 
 BATCH = 250
 ASKED = 250  # points given to onnxruntime in one call
