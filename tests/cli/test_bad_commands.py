@@ -290,6 +290,7 @@ CASES = {
     "box for images": (word("--box box.csv"), "samples of shape (F,)"),
     "ids": (word("--data digits:ids=text.txt"), "for folders of images"),
     "setting": (word("--ray auto:workers=2,gpu=1"), "known are workers, gpus, timeout"),
+    "other setting": (word("--certify auto:arithmetics=exact"), "known are arithmetic"),
     "write": (word("--write no/where.xml"), "cannot write 'no/where.xml'"),
     "write what": (word("--write card.txt"), "unknown ending of a file '.txt'"),
     "junit": (word("--junit where.xml"), "--junit is gone: give --write FILE.xml"),

@@ -138,7 +138,7 @@ def _refuse_code(key: str, value: Any, path: str) -> None:
 
 def _names_code(word: str) -> bool:
     """Whether a model or data are made by a function that the word names."""
-    word, _ = settings_of(word, (*FOLDER, *ROBUSTBENCH))
+    word, _ = settings_of(word, (*FOLDER, *ROBUSTBENCH), path=True)
     if ":" not in word:
         return False
     from wassail.zoo import DATASETS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, TextIO
 
 from wassail.errors import InputError
@@ -72,13 +72,14 @@ def refuse_gone(words: Iterable[str], known: Container[str] = ()) -> None:
             raise InputError(f"{option} is gone: give {GONE[option]}.")
 
 
-def settings_of(word: str, names: Iterable[str]) -> tuple[str, dict[str, str]]:
+def settings_of(word: str, names: Sequence[str], path: bool = False) -> tuple[str, dict[str, str]]:
     """A word without the settings behind its colon, and these: `auto:workers=8,gpus=1`. Settings
     may also stand alone.
 
-    names: of the settings that there are.
+    names: of the settings that there are; path: the word may be a path with `=` in it.
     """
-    found = re.fullmatch(rf"(?:(.*?):)?((?:{'|'.join(names)})=.*)", word)
+    known = "|".join(names) if path else "[a-z]+"
+    found = re.fullmatch(rf"(?:(.*?):)?((?:{known})=.*)", word)
     if found is None:
         return word, {}
     parts = [part.partition("=") for part in found[2].split(",")]

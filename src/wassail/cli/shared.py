@@ -154,7 +154,7 @@ def data_from(
     from wassail.zoo.datasets import open_data
     from wassail.zoo.files import CLASSES
 
-    name, settings = settings_of(name, FOLDER)
+    name, settings = settings_of(name, FOLDER, path=True)
     return open_data(
         name,
         n,
@@ -201,7 +201,7 @@ def model_from(options: argparse.Namespace, norm: float) -> Source:
     )
     name, own = options.model, dict[str, str]()
     if name.startswith("robustbench:"):
-        name, own = settings_of(name, ROBUSTBENCH)
+        name, own = settings_of(name, ROBUSTBENCH, path=True)
     return open_model(
         name,
         weights=options.weights,

@@ -45,7 +45,7 @@ def print_evaluation(run: Evaluation) -> None:
     out.print(LEGEND)
     named = classes_text(run.classes, run.info.get("data") or {})
     more = (named, *conditions(run), population_sentence(run), advice(run))
-    more = (*more, *results.suggestions([run], run.threats))
+    more = (*more, *_other_eps(run))
     for text in (*more, run.others_sentence, others_population(run)):
         if text is not None:
             out.print(_plain(text))
@@ -53,6 +53,16 @@ def print_evaluation(run: Evaluation) -> None:
         if finding.level != "ok":
             out.print(f"[bold]{finding.level}[/bold]: {_plain(finding.text)}")
     out.print(f"[dim]{_plain(made(run))}[/dim]")
+
+
+def _other_eps(run: Evaluation) -> list[str]:
+    """An eps to try for each order at which no eps of the run leaves anything."""
+    found = []
+    for order in run.orders:
+        mine = [threat for threat in run.threats if threat.order == order]
+        told = results.suggestions([run], mine)
+        found += told[:1] if len(told) == len(mine) else []
+    return found
 
 
 def print_comparison(runs: Sequence[Evaluation]) -> None:
