@@ -74,7 +74,7 @@ def _plan(property_: Omega, answer: OmegaAnswer, plan: Plan) -> OmegaCheck:
     accuracy = property_.least
     side = "at most" if accuracy else "at least"
     text = f"{property_.measure} {side} {float(value):.9g} in {', '.join(judge.names)}"
-    if not property_.refuted_by(value):
+    if property_.kept_by(value):
         return OmegaCheck((f"the plan has {text}, which does not refute the claim",), (), ())
     beyond = _beyond(answer.bounds[1 if accuracy else 0], value, at_least=not accuracy)
     return OmegaCheck(beyond, (), (f"a distribution of the threat has {text}",))
@@ -99,7 +99,7 @@ def _certificate(
     accuracy = property_.least
     side = "at least" if accuracy else "at most"
     text = f"{property_.measure} {side} {float(value):.9g} follows from the certificate"
-    if not property_.proved_by(value):
+    if not property_.kept_by(value):
         return OmegaCheck((f"only {text}, which does not prove the claim",), (), ())
     count = len(property_.y)
     claimed = torch.arange(count)

@@ -206,7 +206,7 @@ class _Decision:
             self.high = min(self.high, value)
         else:
             self.low = max(self.low, value)
-        failed = self.property.refuted_by(value)
+        failed = not self.property.kept_by(value)
         if failed:
             self.found = {"status": "fails", "plan": plan, "checked": self.judge.names}
         return failed
@@ -218,7 +218,7 @@ class _Decision:
             self.low = max(self.low, value)
         else:
             self.high = min(self.high, value)
-        held = self.property.proved_by(value)
+        held = self.property.kept_by(value)
         if held:
             self.found = {"status": "holds", "certificate": certificate}
         return held

@@ -77,13 +77,9 @@ class Omega:
         """Whether the bound is one from below: on an accuracy, not on a loss."""
         return self.measure == "accuracy"
 
-    def proved_by(self, value: Fraction) -> bool:
-        """Whether the bound holds if the worst case is no worse than a value."""
+    def kept_by(self, value: Fraction) -> bool:
+        """Whether a value of the measure keeps the bound."""
         return value >= Fraction(self.bound) if self.least else value <= Fraction(self.bound)
-
-    def refuted_by(self, value: Fraction) -> bool:
-        """Whether the bound fails if some distribution is at least as bad as a value."""
-        return not self.proved_by(value)
 
     @property
     def sense(self) -> str:
