@@ -222,7 +222,7 @@ EVALUATE_BAD = {
     "resume": (["--resume"], "need --out"),
     "threads": (["--threads", "0"], "--threads is 0"),
     "step": (["--attacks", "wda:step=tiny"], "step 'tiny' is not a number"),
-    "workers": (["--workers", "2"], "--workers is for --ray"),
+    "workers": (["--ray", "workers=many"], "workers of --ray is 'many'"),
     "control": (["--attacks", "a\x1b[2J"], "unknown attack 'a"),
     "device": (["--device", "abacus"], "cannot use device 'abacus'"),
     "mean": (["--mean", "0.5", "half"], "mean 'half' is not a number"),

@@ -157,7 +157,7 @@ def test_completion_without_shtab_says_what_to_install(
     [
         (("eval",), ["evaluate"]),
         (("paper", "fi"), ["figures"]),
-        (("evaluate", "digits-mlp", "--arith"), ["--arithmetic"]),
+        (("evaluate", "digits-mlp", "--grad"), ["--gradients"]),
         (("evaluate", "da"), ["data.npz"]),
     ],
 )

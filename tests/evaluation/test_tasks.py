@@ -484,7 +484,7 @@ def test_a_table_from_the_command_line(
         (("--target", "price", "--threshold", "0"), "labels other than 0 and 1"),
         (("--tolerance", "1", "--threshold", "0"), "give one"),
         (("--target", "price", "--tolerance", "1", "--groups", "classes"), "give a file with"),
-        (("--label", "1"), "add --threshold"),
+        (("--label", "1"), "give --threshold T:label=VALUE"),
         (("--threshold", "0", "--one-logit"), "leave it away"),
         (("--target", "price", "--tolerance", "1", "--immutable", "agee"), "feature 'agee'"),
         (

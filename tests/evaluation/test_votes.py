@@ -131,7 +131,7 @@ def test_real_workers_write_the_same_votes(workers: int, tmp_path: Path) -> None
     """From the command line; then with more draws, begun there and gone on with here."""
     words = ["evaluate", "digits-cnn-noise", "--smooth", "0.25", "--eps", "0.1", "-n", "12"]
     words += ["--order", "1", "--passes", "12", "--threads", "1", "--quiet"]
-    ray = ["--ray", "--workers", str(workers)]
+    ray = ["--ray", f"workers={workers}"]
     for name, more in (("here", []), ("there", ray)):
         out = ["--out", str(tmp_path / name)]
         assert main([*words, *out, "--draws", "200", *more]) == 0

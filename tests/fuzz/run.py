@@ -400,7 +400,7 @@ def digest_of(path: Path) -> str:
 
 
 def good_smoothing(folder: Path) -> Path:
-    command = "evaluate digits-mlp --smooth 0.1 -n 3 --draws 100 --passes 12 --eps 0.05 0.1"
+    command = "evaluate digits-mlp --smooth 0.1:draws=100 -n 3 --passes 12 --eps 0.05 0.1"
     command += f" --order 1 inf --threads 1 --quiet --out {folder / 'smoothed'}"
     with open(os.devnull, "w") as nothing, redirect_stdout(nothing):
         if parser_module.main(command.split()):

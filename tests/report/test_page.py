@@ -205,7 +205,7 @@ def test_certified_figures_are_rounded_down() -> None:
     run = dataclasses.replace(run, radii=torch.tensor([0.5, 1.0, 1.0]).double(), clean=1.0)
     rows = Reader(report(run)).rows("certificate")
     assert [text for text, _ in rows[0]] == [
-        "p = ∞, eps = 0.75",
+        "p = ∞, eps 0.75",
         f"66.66{SPACE}%",
         f"66.67{SPACE}%",
         f"0.00{SPACE}%",

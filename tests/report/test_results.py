@@ -15,7 +15,7 @@ from wassail.cli.parser import main
 from wassail.report.compare import comparison
 from wassail.report.export import write
 from wassail.report.results import half_text, records, suggestions, to_csv, to_json, to_latex
-from wassail.report.terminal import print_comparison
+from wassail.report.terminal import print_comparison, print_evaluation
 from wassail.threat import Threat, ceil_percent, floor_percent
 from wassail.writing import rounded_down, rounded_up
 
@@ -66,7 +66,9 @@ def test_latex_has_a_row_for_each_run_and_is_rounded_outward() -> None:
     assert all(line.startswith(("%", "\\", " &", "Model", '"')) for line in lines)
 
 
-def test_a_threat_that_leaves_nothing_has_an_eps_that_does() -> None:
+def test_a_threat_that_leaves_nothing_has_an_eps_that_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     runs = [
         replace(run, threats=(Threat(INF, 1, 1.0), Threat(INF, INF, 1.0)))
         for run in (made_up(80), made_up(80, shift=1.5, name="sturdier"))
@@ -78,7 +80,11 @@ def test_a_threat_that_leaves_nothing_has_an_eps_that_does() -> None:
     best = max(run.curve(1)(eps)[1] for run in runs)
     assert 0.3 < best < 0.6 and f"{ceil_percent(best)} % of sturdier" in told[0]
     assert told[0] in comparison(runs).replace("&#39;", "'")
+    print_evaluation(runs[1])
+    assert capsys.readouterr().out.count("nothing is left, which tells little: try eps") == 2
     usual = [made_up(80), made_up(80, shift=1.5)]
+    print_evaluation(usual[0])
+    assert "nothing is left" not in capsys.readouterr().out
     assert suggestions(usual, usual[0].threats) == []
 
 

@@ -81,11 +81,11 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "step.md"))
     Path("step.md").write_text("before\n")
     words = "evaluate --config wassail.toml -n 6 --order inf --attacks fgsm --no-look --quiet"
-    assert main([*words.split(), "--write", "log.sarif", "--job-summary"]) == 1
+    assert main([*words.split(), "--write", "log.sarif", "--write", "job-summary"]) == 1
     (result,) = json.loads(Path("log.sarif").read_text())["runs"][0]["results"]
     place = result["locations"][0]["physicalLocation"]
     assert place["artifactLocation"]["uri"] == "wassail.toml" and place["region"]["startLine"] == 6
     said = Path("step.md").read_text()
     assert said.startswith("before\n# wassail: 1 of 2 requirements FAIL")
     monkeypatch.delenv("GITHUB_STEP_SUMMARY")
-    assert main([*words.split(), "--job-summary"]) == 2
+    assert main([*words.split(), "--write", "job-summary"]) == 2

@@ -74,7 +74,7 @@ def good_votes(out: Path) -> Path:
     """The files of `wassail evaluate --smooth`."""
     from wassail.cli.parser import main
 
-    words = "evaluate digits-mlp --smooth 0.2 -n 4 --draws 200 --passes 20 --order 1 --quiet"
+    words = "evaluate digits-mlp --smooth 0.2:draws=200 -n 4 --passes 20 --order 1 --quiet"
     assert main([*words.split(), "--eps", "0.05", "0.2", "--out", str(out)]) == 0
     return out
 

@@ -17,11 +17,11 @@ from torch import nn
 import wassail as ws
 from wassail.errors import InputError
 from wassail.vnnlib import decide as decide_module
-from wassail.vnnlib import runtime
 from wassail.vnnlib.clauses import Clause, Part
 from wassail.vnnlib.decide import decide
 from wassail.vnnlib.network import Network
-from wassail.vnnlib.runtime import Runtime
+from wassail.zoo import runtime
+from wassail.zoo.runtime import Runtime
 
 
 def clause(rows: list[list[float]], offsets: list[float]) -> Clause:

@@ -19,6 +19,7 @@ from wassail.report.page import report
 from wassail.report.units import changes
 from wassail.testing import LinearClassifier
 from wassail.zoo.datasets import open_data
+from wassail.zoo.weights import fingerprint
 
 LOW = torch.tensor([0.0, -5.0, 100.0])
 HIGH = torch.tensor([1.0, 5.0, 300.0])
@@ -133,7 +134,8 @@ def test_csv_files_with_names(tmp_path) -> None:
 
 
 def test_the_page_says_which_features_change() -> None:
-    about = {"features": ["age", "<b>"], "low": [20.0, 0.0], "scale": [80.0, 1.0]}
+    about = {"features": ["age", "<b>"], "low": [20.0, 0.0], "high": [100.0, 1.0]}
+    about["scale"] = [80.0, 1.0]
     found = changes(about, torch.tensor([0.25, 0.5]), torch.tensor([0.5, 0.5]))
     assert found == [("age", "40", "60")]
     assert changes({"features": ["a"]}, torch.zeros(2), torch.ones(2)) == []
@@ -292,7 +294,10 @@ def test_points_and_exports_are_in_the_units_of_the_data(tmp_path: Path) -> None
         found = ws.evaluate(model, (x, y), threat, ("nearest",), passes=50, **options)
         near = int((found.distances <= 0.1).sum())
         assert near > 3
-        to_pt(found, tmp_path / "points.pt")
+        assert found.info["model"]["weights"] == fingerprint(model)  # the model's own, not rescaled
+        assert found.verify(model, (x, y))
+        done = to_pt(found, tmp_path / "points.pt", model=model)
+        assert done.lost == 0 and done.flips == near
         points = torch.load(tmp_path / "points.pt", weights_only=True)
         assert bool(((points >= LOW) & (points <= HIGH)).all())
         assert int((model(points).argmax(1) != y).sum()) == near
@@ -335,3 +340,17 @@ def test_units_in_words_are_the_same_where_a_feature_may_not_move() -> None:
         model, (x, y), ws.Threat("inf", 1, 0.02, (LOW, HIGH)), ("wda",), immutable=[1], look=False
     )
     assert "2 % of each feature's range" in run.headline
+
+
+def test_a_box_ends_where_the_data_do() -> None:
+    """A float32 sample at an end of its box is inside, though float32 rounds 20.56 down and 0.1
+    up; one that is farther outside is not.
+    """
+    boxes = ws.Features([20.56, 0.0], [70.0, 0.1])
+    z = boxes.encode(torch.tensor([[20.56, 0.1], [70.0, 0.0]]))
+    assert bool((z >= 0).all() & (z <= boxes.top).all())
+    for outside in ([[20.559, 0.1]], [[30.0, 0.1001]]):
+        with pytest.raises(ws.InputError, match="outside"):
+            boxes.encode(torch.tensor(outside))
+    with pytest.raises(ws.InputError, match="outside"):  # in float64 nothing is rounded
+        boxes.encode(torch.tensor([[20.56 - 1e-9, 0.1]], dtype=torch.float64))

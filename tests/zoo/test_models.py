@@ -617,7 +617,7 @@ class Runtime(types.ModuleType):
 
     def InferenceSession(self, path: str, options: Any, providers: list[str]) -> Any:
         answer = torch.arange(12.0).reshape(4, 3) * self.factor
-        image = types.SimpleNamespace(name="x", shape=[1, 4])
+        image = types.SimpleNamespace(name="x", shape=[1, 4], type="tensor(float)")
         return types.SimpleNamespace(
             get_inputs=lambda: [image],
             run=lambda names, feed: [(torch.from_numpy(feed["x"]) @ answer).numpy()],

@@ -20,6 +20,7 @@ from wassail.cli.shared import (
 )
 from wassail.errors import InputError
 from wassail.names import LOSSES, SLOPES
+from wassail.report.results import finite_or_none
 from wassail.threat import Threat, box_text, parse_eps, show
 from wassail.writing import printable, rounded_down, rounded_up, save
 
@@ -157,14 +158,12 @@ def _print_certificate(
     console.print(f"[dim]{made}[/dim]")
 
 
-def _plain(value: Any) -> Any:
-    """What JSON can hold: it has no infinity."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _modules_entry(modules: Corollary) -> dict[str, Any]:
-    sides = {name: _plain(getattr(modules, name)) for name in ("paper", "ours", "local")}
-    rows = [{name: _plain(value) for name, value in row._asdict().items()} for row in modules.rows]
+    sides = {name: finite_or_none(getattr(modules, name)) for name in ("paper", "ours", "local")}
+    rows = [
+        {name: finite_or_none(value) for name, value in row._asdict().items()}
+        for row in modules.rows
+    ]
     return {
         "style": modules.style,
         "domain": modules.domain,
@@ -184,7 +183,7 @@ def _save_certificate(
     modules: Corollary | None,
 ) -> None:
     def entry(bound: Bound) -> dict[str, Any]:
-        kept = {"lower": bound.lower, "upper": _plain(bound.upper), "exact": bound.exact}
+        kept = {"lower": bound.lower, "upper": finite_or_none(bound.upper), "exact": bound.exact}
         return {**kept, "method": bound.method, "seconds": bound.info.get("seconds")}
 
     slopes = {
@@ -201,7 +200,7 @@ def _save_certificate(
         "line": certificate.line,
         "tight": certificate.tight,
         **({} if modules is None else {"modules": _modules_entry(modules)}),
-        "bounds": [dict(zip(names, map(_plain, row))) for row in rows],
+        "bounds": [dict(zip(names, map(finite_or_none, row))) for row in rows],
     }
     with writing(folder):
         certificate.save(folder / "certificate.safetensors")

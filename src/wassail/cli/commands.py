@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wassail.cli.options import settings_of
 from wassail.cli.others import groups_from, others_from
 from wassail.cli.shared import (
     boxed,
@@ -23,7 +24,6 @@ from wassail.cli.shared import (
     loaded,
     model_from,
     progress,
-    refuse,
     runner_of,
     seconds_text,
     use_threads,
@@ -39,7 +39,7 @@ from wassail.cli.signoff import (
     sign_off,
     threats_of,
 )
-from wassail.cli.smooth import OWN, evaluate_smoothed
+from wassail.cli.smooth import evaluate_smoothed
 from wassail.cli.task import check_task_options, names_in, targets_from, task_from
 from wassail.errors import InputError
 from wassail.evaluation.settings import Choices
@@ -64,8 +64,8 @@ def models_command(options: argparse.Namespace) -> int:
 
 # Options that are keyword arguments of `evaluate` as they stand.
 SAME = (
-    *("certify", "effort", "arithmetic", "closing", "provers"),
-    *("seed", "chunk", "batch_size", "gradients", "look"),
+    *("effort", "closing", "provers", "seed"),
+    *("chunk", "batch_size", "gradients", "look"),
 )
 COMPARED = (".html", ".tex", ".csv", ".json", ".svg", ".pdf")  # what `compare` writes
 
@@ -90,7 +90,6 @@ def evaluate_command(options: argparse.Namespace) -> int:
         options.norm = "inf" if options.smooth is None else "2"
     if options.smooth is not None:
         return evaluate_smoothed(options)
-    refuse(options, OWN, "for --smooth: add that, or leave it away.")
     asked = _asked(options)
     requirements = parsed(options)
     folder = folder_of(options)
@@ -147,12 +146,22 @@ def _asked(options: argparse.Namespace) -> _Asked:
     orders = list(dict.fromkeys(map(parse_order, options.order)))
     budgets = list(dict.fromkeys(map(budget, options.eps)))
     attacks = attack_options([*options.attacks, *options.add_attack])
-    if options.certify == "smoothing":
+    method, own = options.certify, dict[str, str]()
+    if method is not None:
+        method, own = settings_of(method, ("arithmetic",))
+    if method == "smoothing":
         raise InputError("--certify smoothing is for a smoothed model: add --smooth SIGMA.")
     seconds = None if options.time_limit is None else seconds_text(options.time_limit)
     gap = None if options.gap is None else number(options.gap, "--gap") / 100
     same = {name: getattr(options, name) for name in SAME}
-    choices = Choices(gap=gap, time_limit=seconds, **same)
+    certify = None if method is None else method or "auto"
+    choices = Choices(
+        certify=certify,
+        gap=gap,
+        time_limit=seconds,
+        arithmetic=own.get("arithmetic", "auto"),
+        **same,
+    )
     if (options.resume or options.add_attack) and options.out is None:
         raise InputError(
             "--resume and --add-attack need --out: the folder of the run to go on with."

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from wassail.cli.options import refuse_gone
-from wassail.cli.shared import writing
+from wassail.cli.options import refuse_gone, settings_of
+from wassail.cli.shared import FOLDER, ROBUSTBENCH, writing
 from wassail.cli.task import names_in
 from wassail.errors import InputError, unknown
 from wassail.writing import read_small, save
@@ -25,7 +25,7 @@ DOTS = 200  # of one line: a key of thousands of parts takes gigabytes to read
 CODE = ("model", "data")  # options that may name a function
 NO_CODE = ("robustbench", "timm", "hf", "huggingface")  # what stands before other names
 TRUSTING = ("trust", "ray")  # options that let others run code
-PLACES = ("out", "write", "job-summary")  # options that name what is written
+PLACES = ("out", "write")  # options that name what is written
 WITHOUT = {"help", "config", "key"}  # options that make no sense in the file
 HEAD = """\
 # An evaluation: {command} --config {name}
@@ -138,6 +138,7 @@ def _refuse_code(key: str, value: Any, path: str) -> None:
 
 def _names_code(word: str) -> bool:
     """Whether a model or data are made by a function that the word names."""
+    word, _ = settings_of(word, (*FOLDER, *ROBUSTBENCH), path=True)
     if ":" not in word:
         return False
     from wassail.zoo import DATASETS
@@ -223,6 +224,7 @@ def box_text(name: str, targets: Sequence[str] = ()) -> str:
     made = io.StringIO()
     lines = csv.writer(made, lineterminator="\n")
     lines.writerow(["feature", "low", "high", "scale"])
-    for feature, low, high in zip(names, x.amin(0).tolist(), x.amax(0).tolist()):
-        lines.writerow([feature, repr(low), repr(high), ""])
+    # As short as the type of the data allows: 20.56, not 20.559999465942383.
+    for feature, low, high in zip(names, x.amin(0).numpy(), x.amax(0).numpy()):
+        lines.writerow([feature, str(low), str(high), ""])
     return made.getvalue()

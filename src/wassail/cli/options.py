@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, TextIO
 
 from wassail.errors import InputError
@@ -30,12 +31,6 @@ SHARED: dict[str, dict[str, Any]] = {
     "--seed": {"type": int, "default": 0, "help": "keys the random starts (default: 0)"},
     "-n": {"type": int, "help": "use the first N samples only"},
     "--batch-size": {"type": int, "help": "most samples in one model call (default: 250)"},
-    "--models-dir": {
-        "default": "models",
-        "metavar": "DIR",
-        "help": "RobustBench's folder of checkpoints (default: %(default)s)",
-    },
-    "--dataset": {"help": "RobustBench's data set (default: cifar10)"},
     "--no-look": {
         "dest": "look",
         "action": "store_false",
@@ -51,15 +46,50 @@ GONE = {
     "--junit": "--write FILE.xml",
     "--card": "--write FILE.md",
     "--sarif": "--write FILE.sarif",
+    "--job-summary": "--write job-summary",
+    "--workers": "--ray workers=VALUE",
+    "--gpus-per-worker": "--ray gpus=VALUE",
+    "--chunk-timeout": "--ray timeout=VALUE",
+    "--draws": "--smooth SIGMA:draws=VALUE",
+    "--confidence": "--smooth SIGMA:confidence=VALUE",
+    "--arithmetic": "--certify auto:arithmetic=VALUE",
+    "--label": "--threshold T:label=VALUE",
+    "--ids": "--data FOLDER:ids=FILE",
+    "--preprocessing": "--data FOLDER:preprocessing=VALUE",
+    "--dataset": "the model as robustbench:NAME:dataset=VALUE",
+    "--models-dir": "the model as robustbench:NAME:models=DIR",
 }
 
 
-def refuse_gone(words: Iterable[str]) -> None:
-    """Refuse options that are gone in a sentence that names the new one."""
+def refuse_gone(words: Iterable[str], known: Container[str] = ()) -> None:
+    """Refuse options that are gone in a sentence that names the new one.
+
+    known: options that the command has.
+    """
     for word in words:
         option = word.partition("=")[0]
-        if option in GONE:
+        if option in GONE and option not in known:
             raise InputError(f"{option} is gone: give {GONE[option]}.")
+
+
+def settings_of(word: str, names: Sequence[str], path: bool = False) -> tuple[str, dict[str, str]]:
+    """A word without the settings behind its colon, and these: `auto:workers=8,gpus=1`. Settings
+    may also stand alone.
+
+    names: of the settings that there are; path: the word may be a path with `=` in it.
+    """
+    known = "|".join(names) if path else "[a-z]+"
+    found = re.fullmatch(rf"(?:(.*?):)?((?:{known})=.*)", word)
+    if found is None:
+        return word, {}
+    parts = [part.partition("=") for part in found[2].split(",")]
+    for name, _, value in parts:
+        if name not in names or not value:
+            raise InputError(
+                f"cannot read {word!r}: behind the colon write NAME=VALUE,NAME=VALUE; known are "
+                f"{', '.join(names)}."
+            )
+    return found[1] or "", {name: value for name, _, value in parts}
 
 
 def shared(group: argparse._ActionsContainer, name: str, **own: Any) -> None:
@@ -118,8 +148,8 @@ def model_options(
     """Which model, and what stands before it; perhaps: MODEL may be left out."""
     group = parser.add_argument_group("model and data")
     kinds = (
-        "a built-in name (see `wassail models`), FILE.onnx, FILE.pt2, robustbench:NAME, "
-        "timm:NAME, hf:NAME, module:factory"
+        "a built-in name (see `wassail models`), FILE.onnx, FILE.pt2, timm:NAME, hf:NAME, "
+        "module:factory, robustbench:NAME[:dataset=cifar10,models=DIR]"
     )
     if required:
         group.add_argument("model", nargs="?" if perhaps else None, help=kinds)
@@ -141,7 +171,6 @@ def model_options(
         metavar="KEY",
         help="key, attribute or place of the logits in what the model returns",
     )
-    shared(group, "--models-dir")
     group.add_argument(
         "--trust",
         action="store_true",
@@ -150,22 +179,13 @@ def model_options(
     group.add_argument(
         "--one-logit", action="store_true", help="the model has one output, positive for class 1"
     )
-    shared(group, "--dataset")
     if required:
         group.add_argument(
             "--data",
             default="digits",
-            help="'digits', .npz, .safetensors, .csv, .parquet, an "
-            "image folder, CIFAR or IDX, "
-            "hf:NAME, module:factory (default: %(default)s)",
-        )
-        group.add_argument(
-            "--ids", metavar="FILE", help="image folders: the images to use, one path a line"
-        )
-        group.add_argument(
-            "--preprocessing",
-            metavar="P",
-            help="image folders: Res256Crop224, Crop288, ... as RobustBench names them",
+            help="'digits', .npz, .safetensors, .csv, .parquet, CIFAR or IDX, hf:NAME, "
+            "module:factory, or a folder of images, perhaps with :ids=FILE (paths, one a line) and "
+            ":preprocessing=Res256Crop224 (RobustBench's names) (default: %(default)s)",
         )
         group.add_argument(
             "--classes", metavar="A,B,C", help="names of all classes in the order of the model"
@@ -187,7 +207,8 @@ def run_options(
         const="auto",
         default=certify,
         metavar="METHOD",
-        help=f"radii too: {', '.join(RADIUS_METHODS)} (default: {certify or 'none'}; bare: auto)",
+        help=f"radii too: {', '.join(RADIUS_METHODS)} (default: {certify or 'none'}; bare: auto); "
+        f"auto:arithmetic=exact is about real numbers ({', '.join(ARITHMETICS)})",
     )
     group.add_argument(
         "--effort",
@@ -201,12 +222,6 @@ def run_options(
         metavar="POINTS",
         help="with --certify: attack and certify until the accuracies differ by so many points "
         f"(default: {gap or 'none'})",
-    )
-    group.add_argument(
-        "--arithmetic",
-        default="auto",
-        metavar="A",
-        help=f"radii of the network as executed or exact: {', '.join(ARITHMETICS)} (default: auto)",
     )
     group.add_argument(
         "--time-limit",
@@ -223,29 +238,14 @@ def run_options(
         metavar="T",
         help=f"type of gradients: {', '.join(PRECISIONS)}",
     )
-    cluster_options(group)
-
-
-def cluster_options(group: argparse._ArgumentGroup) -> None:
-    """A cluster of Ray to do the work."""
     group.add_argument(
         "--ray",
         nargs="?",
         const="",
         metavar="ADDRESS",
-        help="work on a Ray cluster; bare: one on this machine",
-    )
-    group.add_argument(
-        "--workers", type=int, help="--ray: processes (default: all there is room for)"
-    )
-    group.add_argument(
-        "--gpus-per-worker",
-        default="0",
-        metavar="G",
-        help="--ray: GPUs of each, perhaps 0.5 (default: 0)",
-    )
-    group.add_argument(
-        "--chunk-timeout", metavar="S", help="--ray: a chunk that takes longer hangs"
+        help="work on a Ray cluster; bare: one on this machine; auto:workers=8,gpus=0.5,timeout=600"
+        " are processes (default: all there is room for), GPUs of each (0), seconds after which a "
+        "chunk hangs (none)",
     )
 
 

@@ -124,8 +124,7 @@ def _main(argv: Sequence[str] | None) -> int:
                 raise InputError(
                     f"`wassail {words[0]}` is a part of `wassail evaluate`: write {GONE[words[0]]}."
                 )
-            if words[0] in ("evaluate", "evidence", "demo"):
-                refuse_gone(words)
+            refuse_gone(words, _child(parser, words)._option_string_actions)
             file = config_in(words) if words[0] in ("evaluate", "evidence") else None
             if file is not None:
                 apply_config(_child(parser, words), file, "--trust" in words)
@@ -479,6 +478,7 @@ def _export_command(children: argparse._SubParsersAction[Any]) -> None:
         "-o", "--output", metavar="DIR", help="where to write (default: export in RUN)"
     )
     model_options(export, required=False)
+    export.add_argument("--dataset", help="robustbench: its name of the data (default: as named)")
     export.set_defaults(run=export_command)
 
 
@@ -576,8 +576,15 @@ def _table_command(parts: argparse._SubParsersAction[Any]) -> None:
         default=1000,
         help="passes a sample for `nearest` (default: %(default)s)",
     )
-    shared(table, "--dataset", help="RobustBench's data set (default: the paper's for the model)")
-    shared(table, "--models-dir", help="RobustBench's checkpoints (default: %(default)s)")
+    table.add_argument(
+        "--dataset", help="RobustBench's data set (default: the paper's for the model)"
+    )
+    table.add_argument(
+        "--models-dir",
+        default="models",
+        metavar="DIR",
+        help="RobustBench's checkpoints (default: %(default)s)",
+    )
     for name in ("--batch-size", "--threads", "--seed"):
         shared(table, name)
     table.add_argument(

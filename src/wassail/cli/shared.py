@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wassail.cli.options import settings_of
 from wassail.errors import InputError, unknown
 from wassail.threat import Domain, number, parse_domain, parse_norm
 from wassail.writing import make
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from wassail.zoo.files import Targets
     from wassail.zoo.samples import Data
     from wassail.zoo.source import Source
+
+# Settings behind a colon: of folders of images, of RobustBench's models, of a cluster.
+FOLDER = ("ids", "preprocessing")
+ROBUSTBENCH = ("dataset", "models")
+CLUSTER = ("workers", "gpus", "timeout")
 
 
 def seconds_text(text: str) -> float:
@@ -148,11 +154,11 @@ def data_from(
     from wassail.zoo.datasets import open_data
     from wassail.zoo.files import CLASSES
 
+    name, settings = settings_of(name, FOLDER, path=True)
     return open_data(
         name,
         n,
-        ids=options.ids,
-        preprocessing=options.preprocessing,
+        **settings,
         classes=_classes_of(options) or classes,
         targets=targets or CLASSES,
     )
@@ -193,14 +199,16 @@ def model_from(options: argparse.Namespace, norm: float) -> Source:
         [number(v, name) for v in values] if (values := getattr(options, name)) else None
         for name in ("mean", "std")
     )
+    name, own = options.model, dict[str, str]()
+    if name.startswith("robustbench:"):
+        name, own = settings_of(name, ROBUSTBENCH, path=True)
     return open_model(
-        options.model,
+        name,
         weights=options.weights,
         mean=mean,
         std=std,
         logits=options.logits,
-        models=options.models_dir or "models",
-        dataset=options.dataset or "cifar10",
+        **own,
         threat="L2" if norm == 2 else "Linf",
         trust=bool(options.trust),
         one_logit=bool(options.one_logit),
@@ -210,17 +218,19 @@ def model_from(options: argparse.Namespace, norm: float) -> Source:
 def runner_of(options: argparse.Namespace) -> AbstractContextManager[Runner | None]:
     """Who does the work: a Ray cluster if one was asked for, else this process."""
     if options.ray is None:
-        if options.workers is not None:
-            raise InputError("--workers is for --ray: add it, bare for a cluster on this machine.")
-        if getattr(options, "chunk_timeout", None) is not None:
-            raise InputError("--chunk-timeout is for --ray: add that, or leave it away.")
         return nullcontext()
+    address, own = settings_of(options.ray, CLUSTER)
+    workers = own.get("workers")
+    if workers is not None and not workers.isdecimal():
+        raise InputError(f"workers of --ray is {workers!r}: give a number of processes.")
     from wassail.evaluation.cluster import Ray
 
-    timeout = None if options.chunk_timeout is None else seconds_text(options.chunk_timeout)
-    gpus = number(options.gpus_per_worker, "--gpus-per-worker")
     return Ray(
-        options.ray or None, options.workers, gpus, threads=options.threads or 1, timeout=timeout
+        address or None,
+        None if workers is None else int(workers),
+        number(own.get("gpus", "0"), "gpus of --ray"),
+        threads=options.threads or 1,
+        timeout=seconds_text(own["timeout"]) if "timeout" in own else None,
     )
 
 

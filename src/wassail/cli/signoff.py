@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 WRITTEN = (".xml", ".md", ".sarif")
+SUMMARY = "job-summary"
 STEP = "GITHUB_STEP_SUMMARY"  # where GitHub says which file its job summary is
 KNOWN_SHIFT = re.compile(r"[a-z]+-[0-9.]+")
 
@@ -60,14 +61,8 @@ def signoff_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="FILE",
         help="the answer as a file, by its ending: .xml JUnit, .md a section for a model card, "
-        ".sarif what fails for code scanning; may be given several times",
-    )
-    group.add_argument(
-        "--job-summary",
-        nargs="?",
-        const="",
-        metavar="FILE",
-        help="add a summary in Markdown to a file (bare: the one in GITHUB_STEP_SUMMARY)",
+        ".sarif what fails for code scanning; or job-summary, which is added to the file in "
+        "GITHUB_STEP_SUMMARY; may be given several times",
     )
 
 
@@ -83,10 +78,11 @@ def quiet_output(options: argparse.Namespace) -> Iterator[None]:
 
 def parsed(options: argparse.Namespace) -> list[Requirement]:
     """The requirements, read before any work: one that cannot be answered costs no run."""
-    if options.job_summary == "" and not os.environ.get(STEP):
-        raise InputError(f"--job-summary is bare and {STEP} is not set: name a file.")
-    known("ending of a file", [Path(target).suffix for target in options.write], WRITTEN)
-    for target in (*options.write, *([options.job_summary] if options.job_summary else [])):
+    if SUMMARY in options.write and not os.environ.get(STEP):
+        raise InputError(f"--write job-summary needs {STEP}, which is not set: name a file there.")
+    files = [target for target in options.write if target != SUMMARY]
+    known("ending of a file", [Path(target).suffix for target in files], WRITTEN)
+    for target in files:
         if not Path(target).parent.is_dir():
             raise InputError(f"cannot write {target!r}: there is no such folder; make it first.")
     if not options.require:
@@ -206,14 +202,15 @@ def sign_off(
         for verdict in verdicts:
             print(printable(str(verdict)))
         for target in options.write:
+            if target == SUMMARY:
+                target = os.environ[STEP]
+                with writing(Path(target)):
+                    append(target, job_summary(run, verdicts).encode())
+                print(f"added a summary to {target}")
+                continue
             with writing(Path(target)):
                 save(target, texts[Path(target).suffix]())
             print(f"wrote {target}")
-        if options.job_summary is not None:
-            target = options.job_summary or os.environ[STEP]
-            with writing(Path(target)):
-                append(target, job_summary(run, verdicts).encode())
-            print(f"added a summary to {target}")
     if options.json:
         print(json.dumps(as_json(run, verdicts, looked), indent=1))
     return 0 if all(verdicts) else 1

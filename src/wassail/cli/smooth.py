@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wassail.cli.config import actions
+from wassail.cli.options import settings_of
 from wassail.cli.shared import (
     checked,
     folder_of,
@@ -54,23 +55,23 @@ BUDGETS = ["0", "0.05", "0.1", "0.25", "0.5"]
 # Options of `evaluate` that say nothing about a smoothed model, and those that only it has.
 FOREIGN = (
     *("attacks", "add_attack", "points", "effort", "gap", "time_limit"),
-    *("arithmetic", "gradients", "chunk"),
-    *("require", "json", "write", "job_summary", "landmarks", "box"),
+    *("gradients", "chunk", "require", "json", "write", "landmarks", "box"),
     *("label_cost", "subpopulation", "groups", "group_weights"),
-    *("tolerance", "threshold", "label", "target", "immutable"),
+    *("tolerance", "threshold", "target", "immutable"),
 )
-OWN = ("draws", "confidence")
+OWN = ("draws", "confidence")  # settings behind the colon
 
 
 @dataclass(frozen=True)
 class Asked:
     """What a smoothed model is asked for.
 
-    sigma: of the noise; confidence: of each side; budgets in l2; orders; passes of the attack, 0
-    for none; domain: of the attack's points; name: of the model.
+    sigma: of the noise; draws: of each sample; confidence: of each side; budgets in l2; orders;
+    passes of the attack, 0 for none; domain: of the attack's points; name: of the model.
     """
 
     sigma: str
+    draws: int
     confidence: float
     budgets: list[float]
     orders: list[float]
@@ -103,20 +104,9 @@ def smooth_options(parser: argparse.ArgumentParser) -> None:
         "--smooth",
         action=_Smooth,
         metavar="SIGMA",
-        help="the model under Gaussian noise of this size, in l2",
-    )
-    group.add_argument(
-        "--draws",
-        type=int,
-        default=DRAWS,
-        help="--smooth: draws of each sample; with --resume a multiple of the first "
-        "(default: %(default)s)",
-    )
-    group.add_argument(
-        "--confidence",
-        default=CONFIDENCE,
-        metavar="C",
-        help="--smooth: that all that is said holds (default: %(default)s for each side)",
+        help="the model under Gaussian noise of this size, in l2; 0.25:draws=1000,confidence=0.999 "
+        "are draws of each sample (with --resume a multiple of the first) and how sure each side "
+        "is (these are the defaults)",
     )
 
 
@@ -136,7 +126,7 @@ def evaluate_smoothed(options: argparse.Namespace) -> int:
     source, data = loaded(options)
     check_match(source.model, data)
     x, y = data.read(0, len(data))
-    model = ws.smoothed(source.model, asked.sigma, options.draws, options.seed)
+    model = ws.smoothed(source.model, asked.sigma, asked.draws, options.seed)
     with runner_of(options) as runner:
         counts = None if runner is None else counter(runner)
         votes = _votes(model, x, y, folder, options, counts)
@@ -187,9 +177,14 @@ def _asked(options: argparse.Namespace) -> Asked:
         )
     if options.resume and options.out is None:
         raise InputError("--resume goes on with the votes in --out: name it.")
+    sigma, own = settings_of(options.smooth, OWN)
+    draws = own.get("draws", str(DRAWS))
+    if not draws.isdecimal() or len(draws) > 9:
+        raise InputError(f"draws of --smooth is {draws!r}: give a whole number.")
     return Asked(
-        options.smooth,
-        parse_confidence(options.confidence),
+        sigma,
+        int(draws),
+        parse_confidence(own.get("confidence", CONFIDENCE)),
         sorted({_budget(e) for e in options.eps}),
         list(dict.fromkeys(map(parse_order, options.order))),
         options.passes,

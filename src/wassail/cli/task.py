@@ -1,5 +1,5 @@
-"""What the model is for, on the command line: `--tolerance`, `--threshold`, `--label`, `--target`
-and `--immutable`.
+"""What the model is for, on the command line: `--tolerance`, `--threshold`, `--target` and
+`--immutable`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wassail.cli.options import settings_of
 from wassail.errors import InputError
 from wassail.threat import number
 
@@ -23,8 +24,7 @@ def task_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the task (default: classes)")
     words = {
         "tolerance": ("T", "regression: off by less than 0.5, 5%%, or a column"),
-        "threshold": ("T", "labels of 0 and 1: an output above T says 1"),
-        "label": ("L", "with --threshold: the one label that counts"),
+        "threshold": ("T", "labels of 0 and 1: an output above T says 1; 0:label=3: only that one"),
         "target": ("A,B", "columns of --data that the model predicts"),
         "immutable": ("A,B", "features that may not move, names or places"),
     }
@@ -36,14 +36,18 @@ def check_task_options(options: argparse.Namespace) -> None:
     """Refuse options of the task that contradict each other, without a model."""
     if options.tolerance is not None and options.threshold is not None:
         raise InputError("--tolerance is for a regression and --threshold for labels: give one.")
-    if options.label is not None and options.threshold is None:
-        raise InputError("--label says which label counts: add --threshold (0 for logits).")
     if options.threshold is not None and options.one_logit:
         raise InputError("--one-logit is for classes, with threshold 0: leave it away.")
     if options.tolerance is not None and options.one_logit:
         raise InputError("--one-logit is for classes, and --tolerance for a regression: give one.")
     if options.threshold is not None:
-        number(options.threshold, "--threshold")
+        number(_threshold(options)[0], "--threshold")
+
+
+def _threshold(options: argparse.Namespace) -> tuple[str, str | None]:
+    """The threshold, and the one label that counts."""
+    value, own = settings_of(options.threshold, ("label",))
+    return value, own.get("label")
 
 
 def names_in(text: str | None) -> tuple[str, ...]:
@@ -78,7 +82,8 @@ def _groups_in_words(options: argparse.Namespace) -> bool:
 
 def task_from(options: argparse.Namespace) -> dict[str, Any]:
     """`tolerance`, `threshold` and `label` of `evaluate`, where they are given."""
-    found = {"threshold": options.threshold, "label": options.label}
+    threshold, label = (None, None) if options.threshold is None else _threshold(options)
+    found = {"threshold": threshold, "label": label}
     tolerance = options.tolerance
     if tolerance is not None and not _is_number(tolerance):
         tolerance = _own(options)

@@ -13,6 +13,7 @@ from wassail.evaluation.plan import data_hash, threat_config
 from wassail.evaluation.reading import FORMAT
 from wassail.evaluation.settings import Settings
 from wassail.network import device_of, versions
+from wassail.zoo.features import own_model
 from wassail.zoo.samples import Data
 from wassail.zoo.source import Source
 from wassail.zoo.weights import fingerprint
@@ -30,7 +31,7 @@ def run_config(settings: Settings, source: Source, data: Data, mu: Tensor | None
     model = {
         "name": source.name,
         "kind": source.kind,
-        "weights": fingerprint(source.model),
+        "weights": fingerprint(own_model(source.model)),
         **plain(dict(source.info)),
     }
     about = {

@@ -52,7 +52,7 @@ class Certificate:
             property_: that it is about.
         """
         threat = property_.threat
-        if property_.measure == "accuracy":
+        if property_.least:
             assert self.radii is not None
             given = (threat.eps, threat.order, threat.label_cost)
             peaks = error_peaks(self.radii, self.multiplier, *given)
@@ -62,7 +62,7 @@ class Certificate:
         mu = shares_of(property_.weights.tolist())
         mean = worst_mean(peaks, mu, Fraction(threat.subpopulation))
         total = Fraction(self.multiplier) + mean
-        return 1 - total if property_.measure == "accuracy" else total
+        return 1 - total if property_.least else total
 
     def as_json(self) -> dict[str, Any]:
         """What a file holds."""
@@ -82,7 +82,7 @@ class Certificate:
             value: what stands there.
             property_: that it is about.
         """
-        whole = property_.measure == "accuracy"
+        whole = property_.least
         own = ("radii", "proved_by") if whole else ("peaks", "grid", "steps")
         fields = Fields(value, "certificate", ("multiplier", "arithmetic", *own))
         multiplier = fields.real("multiplier")

@@ -71,12 +71,10 @@ def _plan(property_: Omega, answer: OmegaAnswer, plan: Plan) -> OmegaCheck:
         return OmegaCheck(tuple(problems), (), ())
     judge = Judge(property_)
     value = judge.value(plan)
-    accuracy = property_.measure == "accuracy"
-    bound = Fraction(property_.bound)
-    refuted = value < bound if accuracy else value > bound
+    accuracy = property_.least
     side = "at most" if accuracy else "at least"
     text = f"{property_.measure} {side} {float(value):.9g} in {', '.join(judge.names)}"
-    if not refuted:
+    if property_.kept_by(value):
         return OmegaCheck((f"the plan has {text}, which does not refute the claim",), (), ())
     beyond = _beyond(answer.bounds[1 if accuracy else 0], value, at_least=not accuracy)
     return OmegaCheck(beyond, (), (f"a distribution of the threat has {text}",))
@@ -98,12 +96,10 @@ def _certificate(
     seed: int,
 ) -> OmegaCheck:
     value = certificate.value(property_)
-    bound = Fraction(property_.bound)
-    accuracy = property_.measure == "accuracy"
-    held = value >= bound if accuracy else value <= bound
+    accuracy = property_.least
     side = "at least" if accuracy else "at most"
     text = f"{property_.measure} {side} {float(value):.9g} follows from the certificate"
-    if not held:
+    if not property_.kept_by(value):
         return OmegaCheck((f"only {text}, which does not prove the claim",), (), ())
     count = len(property_.y)
     claimed = torch.arange(count)

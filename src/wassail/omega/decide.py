@@ -59,7 +59,7 @@ def decide_omega(
     each = None if effort is None else parse_seconds(effort, "effort")
     task = _Decision(property_, limit, each, seed)
     try:
-        if property_.measure == "accuracy":
+        if property_.least:
             task.accuracy()
         else:
             task.loss()
@@ -85,7 +85,7 @@ class _Decision:
         self.rounds = 0
         self.late = False
         self.reason = ""
-        whole = property_.measure == "accuracy"
+        whole = property_.least
         self.low: Fraction | float = Fraction(0) if whole else -math.inf
         self.high: Fraction | float = Fraction(1) if whole else math.inf
         self.found: dict[str, Any] = {}
@@ -202,12 +202,11 @@ class _Decision:
             self.reason = f"an attack's distribution is none of the threat: {problems[0]}"
             return False
         value = self.judge.value(plan)
-        if self.property.measure == "accuracy":
+        if self.property.least:
             self.high = min(self.high, value)
-            failed = value < Fraction(self.property.bound)
         else:
             self.low = max(self.low, value)
-            failed = value > Fraction(self.property.bound)
+        failed = not self.property.kept_by(value)
         if failed:
             self.found = {"status": "fails", "plan": plan, "checked": self.judge.names}
         return failed
@@ -215,12 +214,11 @@ class _Decision:
     def _proved(self, certificate: Certificate) -> bool:
         """Whether a certificate proves the claim."""
         value = certificate.value(self.property)
-        if self.property.measure == "accuracy":
+        if self.property.least:
             self.low = max(self.low, value)
-            held = value >= Fraction(self.property.bound)
         else:
             self.high = min(self.high, value)
-            held = value <= Fraction(self.property.bound)
+        held = self.property.kept_by(value)
         if held:
             self.found = {"status": "holds", "certificate": certificate}
         return held

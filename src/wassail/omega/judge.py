@@ -12,7 +12,7 @@ from torch import Tensor
 from wassail.losses import LIPSCHITZ
 from wassail.omega.plan import Plan
 from wassail.omega.property import Omega
-from wassail.vnnlib.runtime import outputs_of
+from wassail.zoo.runtime import outputs_of
 
 BATCH = 250
 ASKED = 250  # points given to onnxruntime in one call
@@ -67,7 +67,7 @@ class Judge:
         if self._rest is None:
             self._rest = self.outputs(self.property.x.flatten(1))
         moved = self.outputs(plan.points)
-        measured = self._errors if self.property.measure == "accuracy" else self._losses
+        measured = self._errors if self.property.least else self._losses
         rest = measured(self._rest[: len(moved)], self.property.y)
         there = measured(moved, torch.tensor(plan.labels, dtype=torch.int64))
         masses = plan.masses(self.property)
@@ -77,7 +77,7 @@ class Judge:
             left[i] -= Fraction(share)
             total += masses[i] * Fraction(share) * value
         total += sum((m * part * v for m, part, v in zip(masses, left, rest)), Fraction(0))
-        return 1 - total if self.property.measure == "accuracy" else total
+        return 1 - total if self.property.least else total
 
     def _errors(self, outputs: Sequence[Tensor], labels: Tensor) -> list[Fraction]:
         """1 where a label is wrong in every arithmetic, else 0; a tie is wrong."""

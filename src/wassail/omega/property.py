@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from importlib import resources
 from pathlib import Path, PurePosixPath
@@ -72,10 +73,18 @@ class Omega:
             return int(self.model(self.x[:1]).shape[1])
 
     @property
+    def least(self) -> bool:
+        """Whether the bound is one from below: on an accuracy, not on a loss."""
+        return self.measure == "accuracy"
+
+    def kept_by(self, value: Fraction) -> bool:
+        """Whether a value of the measure keeps the bound."""
+        return value >= Fraction(self.bound) if self.least else value <= Fraction(self.bound)
+
+    @property
     def sense(self) -> str:
         """The bound in words."""
-        side = "at least" if self.measure == "accuracy" else "at most"
-        return f"{self.measure} {side} {self.bound:g}"
+        return f"{self.measure} {'at least' if self.least else 'at most'} {self.bound:g}"
 
     def __str__(self) -> str:
         return f"{self.sense} over {self.threat}, {len(self.y)} samples"

@@ -92,7 +92,10 @@ def _known_model(model: Mapping[str, Any]) -> str | None:
     library, _, rest = name.partition(":")
     if library not in LIBRARIES or not WORD.fullmatch(rest) or ".." in rest:
         return None
-    return name if library == "robustbench" or files == {} else None  # a file of weights was given
+    if library == "robustbench":
+        dataset = model.get("dataset")
+        return f"{name}:dataset={dataset}" if dataset in BOARDS else name
+    return name if files == {} else None  # a file of weights was given
 
 
 def _known_data(name: str, data: Mapping[str, Any]) -> bool:
@@ -117,10 +120,8 @@ def _options(model: Mapping[str, Any]) -> list[str] | None:
         if isinstance(key, bool) or not KEY.fullmatch(str(key)):
             return None
         words += ["--logits", str(key)]
-    if model.get("kind") == "robustbench":
-        if model.get("dataset") not in BOARDS:
-            return None
-        words += ["--dataset", str(model["dataset"])]
+    if model.get("kind") == "robustbench" and model.get("dataset") not in BOARDS:
+        return None
     if model.get("one_logit") is True:
         words.append("--one-logit")
     return words

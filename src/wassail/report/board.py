@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,19 +27,19 @@ from wassail.report.html import (
     Head,
     Panel,
     Table,
-    attacked_percent,
     document,
     name,
     percent,
-    proved_cell,
     render,
     said,
     spell,
 )
+from wassail.report.others import fed
 from wassail.report.others import feed as others_feed
 from wassail.report.page import write_report
+from wassail.report.sides import sides_at
 from wassail.report.standing import CLAIM, KINDS, SEALED, UNKNOWN, VERIFIED, Standing
-from wassail.threat import box_text, ceil_percent, floor_percent, show
+from wassail.threat import box_text, show
 from wassail.writing import make, save
 
 if TYPE_CHECKING:
@@ -113,11 +114,7 @@ def entry(run: Evaluation, known: Standing = UNKNOWN) -> dict[str, Any]:
     way = again(run)
     figures = {}
     for order in ORDERS:
-        certified, attacked = run.curve(order)(run.threat.eps)
-        figures[f"{order:g}"] = {
-            "certified": None if run.radii is None else float(floor_percent(certified)),
-            "attacked": None if math.isnan(attacked) else float(ceil_percent(attacked)),
-        }
+        figures[f"{order:g}"] = fed(sides_at(run, replace(run.threat, order=order)))
     return {
         "model": run.name,
         "weights": model.get("weights"),
@@ -167,9 +164,7 @@ def _heads(first: Sequence[str]) -> list[str | Head]:
 def _figures(run: Evaluation) -> list[Cell]:
     cells = []
     for order in ORDERS:
-        certified, attacked = run.curve(order)(run.threat.eps)
-        cells.append(proved_cell(None if run.radii is None else certified))
-        cells.append(Cell(attacked_percent(attacked), attacked))
+        cells += sides_at(run, replace(run.threat, order=order)).cells[1:]
     return cells
 
 

@@ -18,12 +18,11 @@ from wassail.evaluation.signoff import (
     population_sentence,
 )
 from wassail.report.others import card_lines
+from wassail.report.sides import CONFIDENCE, markdown_table, percents, sides_at
 from wassail.report.units import features_of
-from wassail.threat import ceil_percent, floor_percent, show
+from wassail.threat import show
 from wassail.writing import visible, without_folders
 from wassail.zoo.classes import classes_text
-
-CONFIDENCE = 0.95
 
 
 def model_card(run: Evaluation, verdicts: Sequence[Verdict] = ()) -> str:
@@ -88,29 +87,26 @@ def _units(run: Evaluation) -> list[str]:
     lines = []
     for name, low, high, scale in features:
         unit = f"{scale:.4g}" if scale else "may not move"
-        lines.append(f"| {_plain(name)} | {low:.4g} | {high:.4g} | {unit} |")
-    head = "| feature | least | greatest | unit |\n|---|---|---|---|\n"
+        lines.append((_plain(name), f"{low:.4g}", f"{high:.4g}", unit))
     said = "**Units.** Each feature stays in its own box, and is measured in its own unit.\n\n"
-    return [said + head + "\n".join(lines)]
+    return [said + markdown_table(("feature", "least", "greatest", "unit"), lines)]
 
 
 def _table(run: Evaluation) -> str:
     sure = independent(run)
     head = ["norm", "order", "eps", "certified", "attacked"]
     head += [f"all inputs, {100 * CONFIDENCE:g} % confidence"] if sure else []
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    rows = []
     for threat in run.threats:
-        curve = run.curve(threat.order)
-        certified, attacked = curve(threat.eps)
-        proved = "none" if run.radii is None else f"{floor_percent(certified)} %"
-        cells = [f"l{threat.norm:g}", f"{threat.order:g}", show(threat.eps), proved]
-        cells.append(f"{ceil_percent(attacked)} %")
-        if sure:
-            low, high = curve.population(CONFIDENCE)(threat.eps)
-            least = "" if run.radii is None else f"at least {floor_percent(low)} %, "
-            cells.append(f"{least}at most {ceil_percent(high)} %")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        found = sides_at(run, threat)
+        cells = [f"l{threat.norm:g}", f"{threat.order:g}", show(threat.eps), *found.texts]
+        if found.population is not None:
+            least, most = percents(*found.population)
+            cells.append(
+                f"at most {most}" if least == "none" else f"at least {least}, at most {most}"
+            )
+        rows.append(cells)
+    return markdown_table(head, rows)
 
 
 def _plain(text: str) -> str:

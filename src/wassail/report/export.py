@@ -44,7 +44,7 @@ from wassail.threat import Number, Threat, floor_percent, parse_eps, show
 from wassail.transport.allocation import knapsack, threat_knapsack
 from wassail.transport.flips import Flips
 from wassail.writing import FilePath, cell, save, saving, saving_folder, visible
-from wassail.zoo.features import feature_boxes
+from wassail.zoo.features import feature_boxes, own_model
 
 # Formats of whole runs: the file, whose ending says what it holds.
 WHOLE = {"latex": "table.tex", "csv": "table.csv", "svg": "curves.svg", "pdf": "curves.pdf"}
@@ -265,11 +265,13 @@ def to_pt(
         x = x.float()
         moved = moved.float()
         use = near[index] & _honest(run.threat, x, moved, radius)
+        own, written = _outward(run, x), _outward_toward(run, x, moved)
+        use &= _distance(run, own, written) <= radius
         if model is not None and bool(use.any()):
-            honest = torch.where(use.reshape(-1, *[1] * (x.ndim - 1)), moved, x)
-            use &= _looked(run, model, index, x, honest).success
+            honest = torch.where(use.reshape(-1, *[1] * (x.ndim - 1)), written, own)
+            use &= _looked(run, own_model(model), index, own, honest).success
         lost += int((near[index] & ~use).sum())
-        points[index] = _outward(run, torch.where(use.reshape(-1, *[1] * (x.ndim - 1)), moved, x))
+        points[index] = torch.where(use.reshape(-1, *[1] * (x.ndim - 1)), written, own)
     with saving(path) as file:
         torch.save(points, file)
     kept = torch.load(path, weights_only=True)
@@ -405,7 +407,8 @@ def _looked(
     run: Evaluation, model: Model, index: Tensor, x: Tensor, points: Tensor, tolerance: float = 0.0
 ) -> Flips:
     """Points of some samples as the model sees them now."""
-    given = (model, x, labels_at(run.right, index), points, run.threat.norm, run.threat.domain)
+    domain = None if feature_boxes(run.info.get("data")) else run.threat.domain
+    given = (model, x, labels_at(run.right, index), points, run.threat.norm, domain)
     return Flips.from_points(*given, pull_in=False, tolerance=tolerance)
 
 
@@ -433,6 +436,24 @@ def _outward(run: Evaluation, points: Tensor) -> Tensor:
     """Points float32 in the units of the data, of a run in which each feature has its own box."""
     features = feature_boxes(run.info.get("data"))
     return points if features is None else features.decode(points).float()
+
+
+def _outward_toward(run: Evaluation, x: Tensor, points: Tensor) -> Tensor:
+    """Points as `_outward` gives them, rounded toward their samples: none gets farther away."""
+    features = feature_boxes(run.info.get("data"))
+    outward, own = _outward(run, points), _outward(run, x)
+    if features is None:
+        return outward
+    farther = (outward.double() - own).abs() > (features.decode(points) - features.decode(x)).abs()
+    return torch.where(farther, outward.nextafter(own), outward)
+
+
+def _distance(run: Evaluation, own: Tensor, outward: Tensor) -> Tensor:
+    """The distances of samples from points, both in the units of the data, float64 `(b,)`."""
+    features = feature_boxes(run.info.get("data"))
+    if features is not None:
+        own, outward = features.rescaled(own), features.rescaled(outward)
+    return distances_between(outward, own, run.threat.norm)
 
 
 def _honest(threat: Threat, x: Tensor, points: Tensor, radius: float) -> Tensor:

@@ -16,18 +16,16 @@ from wassail.evaluation.run import Evaluation
 from wassail.evaluation.signoff import (
     Verdict,
     costs,
-    independent,
     others_population,
     population_sentence,
 )
 from wassail.evaluation.units import units_text
+from wassail.report.sides import CONFIDENCE, sides_at
 from wassail.threat import Threat
-from wassail.transport.curve import RiskCurve
 from wassail.writing import printable, without_folders
 from wassail.zoo.classes import numbers_of
 
 SCHEMA = "wassail/evaluation/1"
-CONFIDENCE = 0.95
 
 
 def as_json(
@@ -48,7 +46,7 @@ def as_json(
         "clean": _number(run.clean),
         "task": _task(run),
         "units": units_text(run.info.get("data"), run.threat),
-        "threats": [_threat(run, threat, run.curve(threat.order)) for threat in run.threats],
+        "threats": [_threat(run, threat) for threat in run.threats],
         "others": _others(run) if run.others else None,
         "population": population_sentence(run, CONFIDENCE),
         "conditions": list(conditions(run)),
@@ -130,32 +128,30 @@ def _others(run: Evaluation) -> dict[str, Any]:
             {"name": name, "low": low, "high": high, "samples": counted[name]}
             for name, low, high in zip(groups.names, groups.low, groups.high)
         ],
-        "threats": [
-            _threat(run, threat, run.others_curve(threat.order)) for threat in run.others_threats
-        ],
+        "threats": [_threat(run, threat) for threat in run.others_threats],
     }
 
 
-def _threat(run: Evaluation, threat: Threat, curve: RiskCurve) -> dict[str, Any]:
-    certified, attacked = curve(threat.eps)
+def _threat(run: Evaluation, threat: Threat) -> dict[str, Any]:
+    sides = sides_at(run, threat)
     found: dict[str, Any] = {
         "norm": _number(threat.norm),
         "order": _number(threat.order),
         "eps": threat.eps,
         "domain": threat.domain,
-        "attacked": _number(attacked),
-        "certified": None if run.radii is None else certified,
+        "attacked": _number(sides.attacked),
+        "certified": sides.certified,
         "population": None,
     }
-    if independent(run):
-        low, high = curve.population(CONFIDENCE)(threat.eps)
-        sampling, proof = costs(curve, threat.eps, CONFIDENCE)
+    if sides.population is not None:
+        low, high = sides.population
+        sampling, proof = costs(sides.curve, threat.eps, CONFIDENCE)
         found["population"] = {
             "confidence": CONFIDENCE,
             "attacked": high,
-            "certified": None if run.radii is None else low,
-            "sampling_costs": None if run.radii is None else sampling,
-            "proof_gap_costs": None if run.radii is None else proof,
+            "certified": low,
+            "sampling_costs": None if low is None else sampling,
+            "proof_gap_costs": None if low is None else proof,
         }
     return found
 

@@ -4,14 +4,15 @@ model card and the board (THEORY 12).
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from wassail.evaluation.run import Evaluation
-from wassail.evaluation.signoff import independent, others_population
-from wassail.report.html import Cell, Panel, Table, attacked_percent, name, proved_cell, said, spell
-from wassail.threat import Threat, ceil_percent, floor_percent, show
+from wassail.evaluation.signoff import others_population
+from wassail.report.html import Cell, Panel, Table, name, said
+from wassail.report.sides import CONFIDENCE, Sides, markdown_table, side_cells, sides_at
+from wassail.threat import ceil_percent, floor_percent, show
 
-CONFIDENCE = 0.95
 MOST_GROUPS = 40  # of the page; more are told by their number
 DEFINITIONS = """\
 with others: the same budget also pays for changed labels, at their price each, the worst
@@ -27,32 +28,15 @@ def terms(run: Evaluation) -> str:
     return run.others_threats[0].others.removeprefix(", ")
 
 
-def figures(run: Evaluation, threat: Threat) -> tuple[float, float, tuple[float, float] | None]:
-    """Certified and attacked accuracy, and both sides for all inputs or None.
-
-    run: an evaluation with others; threat: one of its `others_threats`.
-    """
-    curve = run.others_curve(threat.order)
-    sure = curve.population(CONFIDENCE)(threat.eps) if independent(run) else None
-    return *curve(threat.eps), sure
-
-
 def others_panel(run: Evaluation) -> Panel | None:
     """The panel of the page: one line for each threat, and the ranges of the groups."""
     if not run.others or not len(run):
         return None
-    known = run.radii is not None
     rows = []
-    for threat in run.others_threats:
-        low, high, sure = figures(run, threat)
-        cells = [
-            Cell(f"p = {spell(threat.order)}, eps {show(threat.eps)}", kind="head"),
-            proved_cell(low if known else None),
-            Cell(attacked_percent(high), high),
-            proved_cell(sure[0] if known and sure else None),
-            Cell(attacked_percent(sure[1]), sure[1]) if sure else Cell("–"),
-        ]
-        rows.append(cells)
+    for found in (sides_at(run, threat) for threat in run.others_threats):
+        sure = found.population
+        all_inputs = [Cell("–"), Cell("–")] if sure is None else side_cells(*sure)
+        rows.append([*found.cells, *all_inputs])
     heads = ["Threat", "Certified", "Attacked", "All inputs: at least", "At most"]
     shown = Table(f"{len(rows)} threats, {terms(run)}", heads, rows, "Table with others")
     sentence = said(f"{run.others_sentence}.", "headline")
@@ -82,16 +66,14 @@ def card_lines(run: Evaluation) -> list[str]:
     """The part of a model card, in Markdown; none for a run without others."""
     if not run.others or not len(run):
         return []
-    lines = ["| order | eps | certified | attacked |", "|---|---|---|---|"]
-    for threat in run.others_threats:
-        low, high, _ = figures(run, threat)
-        least = "none" if run.radii is None else f"{floor_percent(low)} %"
-        lines.append(
-            f"| {threat.order:g} | {show(threat.eps)} | {least} | {ceil_percent(high)} % |"
-        )
+    rows = [
+        (f"{threat.order:g}", show(threat.eps), *sides_at(run, threat).texts)
+        for threat in run.others_threats
+    ]
+    lines = markdown_table(("order", "eps", "certified", "attacked"), rows)
     sure = others_population(run, CONFIDENCE)
     said = f"**Other people and labels.** {run.others_sentence}." + (f" {sure}" if sure else "")
-    return [said, "\n".join(lines)]
+    return [said, lines]
 
 
 def feed(run: Evaluation) -> dict[str, Any] | None:
@@ -101,9 +83,14 @@ def feed(run: Evaluation) -> dict[str, Any] | None:
     found = {}
     for threat in run.others_threats:
         if threat.eps == run.threat.eps:
-            low, high, _ = figures(run, threat)
-            found[f"{threat.order:g}"] = {
-                "certified": None if run.radii is None else float(floor_percent(low)),
-                "attacked": float(ceil_percent(high)),
-            }
+            found[f"{threat.order:g}"] = fed(sides_at(run, threat))
     return {"terms": terms(run), "orders": found}
+
+
+def fed(found: Sides) -> dict[str, float | None]:
+    """Two figures of the feed in %, rounded to the safe side; None where nothing is known."""
+    least, most = found.certified, found.attacked
+    return {
+        "certified": None if least is None else float(floor_percent(least)),
+        "attacked": None if math.isnan(most) else float(ceil_percent(most)),
+    }

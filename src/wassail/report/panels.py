@@ -47,6 +47,7 @@ from wassail.report.html import (
     share_text,
     spell,
 )
+from wassail.report.sides import sides_at
 from wassail.report.units import eps_text
 from wassail.threat import ceil_percent, show
 from wassail.transport.allocation import knapsack
@@ -417,15 +418,9 @@ def certificate_panel(run: Evaluation) -> Panel | None:
     if run.certificate.get("seconds") is not None:
         facts.append(("Time", duration(float(run.certificate["seconds"])), ""))
     rows = []
-    for threat in run.threats:
-        certified, attacked = run.curve(threat.order)(threat.eps)
-        cells = [
-            Cell(f"p = {spell(threat.order)}, eps = {show(threat.eps)}", kind="head"),
-            proved_cell(certified),
-            Cell(attacked_percent(attacked), attacked),
-            Cell(percent(attacked - certified), attacked - certified),
-        ]
-        rows.append(cells)
+    for found in (sides_at(run, threat) for threat in run.threats):
+        gap = found.attacked - (found.certified or 0.0)
+        rows.append([*found.cells, Cell(percent(gap), gap)])
     heads = ["Threat", "Certified, at least", "Attacked, at most", "Not known"]
     lead = "A radius is a proof that nothing within it flips. Certified figures are rounded down."
     card = Markup('<div class="card">{}</div>').format(_facts(facts))

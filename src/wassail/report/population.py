@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from wassail.evaluation.run import Evaluation
 from wassail.evaluation.signoff import CONDITIONS, costs, independent, population_sentence
-from wassail.report.html import (
-    Cell,
-    Panel,
-    Table,
-    attacked_percent,
-    proved_cell,
-    render,
-    said,
-    spell,
-)
-from wassail.threat import show
+from wassail.report.html import Cell, Panel, Table, render, said
+from wassail.report.sides import CONFIDENCE, side_cells, sides_at
 from wassail.transport.confidence import samples_needed
 
-CONFIDENCE = 0.95
 DEFINITIONS = (
     "all inputs: the population that the samples are independent draws from. Each side holds with "
     "95 % confidence, for all eps and orders at once (exact one-sided Kolmogorov band). sampling: "
@@ -45,17 +35,11 @@ def population_panel(run: Evaluation) -> Panel | None:
         return None
     known = run.radii is not None
     rows = []
-    for threat in run.threats:
-        curve = run.curve(threat.order)
-        low, high = curve.population(CONFIDENCE)(threat.eps)
-        lost = costs(curve, threat.eps, CONFIDENCE)
-        cells = [
-            Cell(f"p = {spell(threat.order)}, eps {show(threat.eps)}", kind="head"),
-            proved_cell(low if known else None),
-            Cell(attacked_percent(high), high),
-            *(Cell(f"{100 * v:.2f}", v) if known else Cell("–") for v in lost),
-        ]
-        rows.append(cells)
+    for found in (sides_at(run, threat) for threat in run.threats):
+        lost = costs(found.curve, found.threat.eps, CONFIDENCE)
+        assert found.population is not None
+        cells = [found.cells[0], *side_cells(*found.population)]
+        rows.append([*cells, *(Cell(f"{100 * v:.2f}", v) if known else Cell("–") for v in lost)])
     heads = ["Threat", "At least", "At most", "Sampling costs", "Proof gap costs"]
     shown = Table(f"{len(rows)} threats", heads, rows, "Table of the population")
     assumed = render("list.html.j2", texts=CONDITIONS)

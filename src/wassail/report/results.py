@@ -65,10 +65,10 @@ def records(runs: Sequence[Evaluation]) -> list[dict[str, Any]]:
                 if row.threat == threat:
                     record[f"attack {row.title}"] = row.accuracy
             found.append(record)
-    return [{key: _plain(value) for key, value in record.items()} for record in found]
+    return [{key: finite_or_none(value) for key, value in record.items()} for record in found]
 
 
-def _plain(value: Any) -> Any:
+def finite_or_none(value: Any) -> Any:
     """What JSON has a word for."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -14,8 +14,8 @@ from wassail.network import versions
 from wassail.report import results
 from wassail.report.compare import grouped, title_of
 from wassail.report.landmarks import LEAD, landmarks_table
-from wassail.report.others import figures
 from wassail.report.population import advice
+from wassail.report.sides import sides_at
 from wassail.threat import Threat, box_text, ceil_percent, floor_percent, show
 from wassail.writing import printable
 from wassail.zoo.classes import classes_text
@@ -45,6 +45,7 @@ def print_evaluation(run: Evaluation) -> None:
     out.print(LEGEND)
     named = classes_text(run.classes, run.info.get("data") or {})
     more = (named, *conditions(run), population_sentence(run), advice(run))
+    more = (*more, *_other_eps(run))
     for text in (*more, run.others_sentence, others_population(run)):
         if text is not None:
             out.print(_plain(text))
@@ -52,6 +53,16 @@ def print_evaluation(run: Evaluation) -> None:
         if finding.level != "ok":
             out.print(f"[bold]{finding.level}[/bold]: {_plain(finding.text)}")
     out.print(f"[dim]{_plain(made(run))}[/dim]")
+
+
+def _other_eps(run: Evaluation) -> list[str]:
+    """An eps to try for each order at which no eps of the run leaves anything."""
+    found = []
+    for order in run.orders:
+        mine = [threat for threat in run.threats if threat.order == order]
+        told = results.suggestions([run], mine)
+        found += told[:1] if len(told) == len(mine) else []
+    return found
 
 
 def print_comparison(runs: Sequence[Evaluation]) -> None:
@@ -102,12 +113,14 @@ def print_landmarks(run: Evaluation) -> None:
 def where(run: Evaluation) -> str:
     """Model, data and threat in one line."""
     units = units_text(run.info.get("data"), run.threat)
-    box = box_text(run.threat.domain)
-    box = box if units is None else f"eps {show(run.threat.eps)} = {units}"
-    budgets = ", ".join(show(eps) for eps in dict.fromkeys(threat.eps for threat in run.threats))
+    budgets = list(dict.fromkeys(show(threat.eps) for threat in run.threats))
+    first = show(run.threat.eps)
+    if units is not None and first in budgets:
+        budgets[budgets.index(first)] = f"{first} = {units}"
+    box = f", {box_text(run.threat.domain)}" if units is None else ""
     return (
         f"{run.name} on {len(run)} samples of {run.data}, l{run.threat.norm:g}, eps "
-        f"{budgets}, {box}"
+        f"{', '.join(budgets)}{box}"
     )
 
 
@@ -151,10 +164,10 @@ def _results(run: Evaluation) -> Any:
             "",
         )
     for threat in run.others_threats if len(run) else ():
-        low, high, _ = figures(run, threat)
-        proof = "" if run.radii is None else floor_percent(low)
+        found = sides_at(run, threat)
+        proof = "" if found.certified is None else floor_percent(found.certified)
         over = _over(threat, several)
-        table.add_row("with others", over, proof, ceil_percent(high), *[""] * 4)
+        table.add_row("with others", over, proof, ceil_percent(found.attacked), *[""] * 4)
     return table
 
 

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from wassail.errors import InputError
 from wassail.evaluation.units import units_text
 from wassail.report.html import Cell, Panel, Table, name
 from wassail.threat import show
+from wassail.zoo.features import Features, feature_boxes
 
 if TYPE_CHECKING:
     from wassail.evaluation.run import Evaluation
@@ -63,20 +65,22 @@ def features_of(run: Evaluation) -> list[tuple[str, float, float, float]]:
     """Name, least, greatest and unit of each feature of a table; unit 0: it may not move. None
     where features have no boxes of their own.
     """
-    about = run.info.get("data")
-    if not isinstance(about, Mapping):
+    found = boxes_in(run.info.get("data"))
+    if found is None:
         return []
-    kept = [about.get(key) for key in ("features", "low", "high", "scale")]
-    if not all(isinstance(part, list) and len(part) == len(kept[0] or ()) for part in kept):
-        return []
-    held = set(map(str, about.get("fixed") or ()))
-    found = []
-    for title, *numbers in zip(*kept):
-        if not all(isinstance(v, (int, float)) for v in numbers):
-            return []
-        low, high, scale = map(float, numbers)
-        found.append((str(title), low, high, 0.0 if str(title) in held else scale))
-    return found
+    units = torch.where(found.fixed, 0.0, found.scale)
+    sides = (values.tolist() for values in (found.low, found.high, units))
+    return list(zip(map(str, found.names), *sides))
+
+
+def boxes_in(about: Any) -> Features | None:
+    """The boxes and units that a run records of its data, None where it records none that make
+    sense.
+    """
+    try:
+        return feature_boxes(about)
+    except InputError:
+        return None
 
 
 def units_panel(run: Evaluation) -> Panel | None:
@@ -116,10 +120,10 @@ def changes(about: Mapping[str, Any], sample: Tensor, flip: Tensor) -> list[tupl
     size = sample.numel()
     if sample.ndim != 1 or not isinstance(names, Sequence) or len(names) != size:
         return []
-    low = _numbers(about.get("low"), size, 0.0)
-    scale = _numbers(about.get("scale"), size, 1.0)
-    before = low + scale * sample.double()
-    after = low + scale * flip.double()
+    before, after = sample.double(), flip.double()
+    boxes = boxes_in(about)
+    if boxes is not None and len(boxes.low) == size:
+        before, after = boxes.decode(before), boxes.decode(after)
     step = (flip.double() - sample.double()).abs()
     order = step.sort(descending=True, stable=True).indices[:SHOWN].tolist()
     return [
@@ -129,23 +133,13 @@ def changes(about: Mapping[str, Any], sample: Tensor, flip: Tensor) -> list[tupl
     ]
 
 
-def feature_ranges(about: Mapping[str, Any], sample: Tensor) -> Tensor | None:
+def feature_ranges(about: Any, sample: Tensor) -> Tensor | None:
     """The range of each feature as the model gets it, `(F,)`, to draw all of them on one scale;
     None where they have no boxes of their own.
 
-    about: what a run records of its data: `low`, `high` and `scale`; sample: `(F,)`.
+    about: what a run records of its data; sample: `(F,)`.
     """
-    kept = [about.get(key) for key in ("low", "high", "scale")]
-    if sample.ndim != 1 or not all(isinstance(part, list) for part in kept):
+    boxes = boxes_in(about)
+    if boxes is None or sample.shape != boxes.top.shape:
         return None
-    low, high, scale = (_numbers(part, sample.numel(), 1.0) for part in kept)
-    found = ((high - low) / scale).to(sample.dtype)
-    return torch.where(torch.isfinite(found) & (found > 0), found, 1.0)
-
-
-def _numbers(given: Any, size: int, default: float) -> Tensor:
-    """Numbers of a run, one for each feature; the default where they are not that."""
-    plain = isinstance(given, Sequence) and len(given) == size
-    if plain and all(isinstance(v, (int, float)) and math.isfinite(v) for v in given):
-        return torch.tensor(given, dtype=torch.float64)
-    return torch.full((size,), default, dtype=torch.float64)
+    return torch.where(boxes.top > 0, boxes.top, 1.0).to(sample.dtype)

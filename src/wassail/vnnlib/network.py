@@ -13,8 +13,8 @@ from wassail.certificates.graph.graph import Graph
 from wassail.errors import InputError
 from wassail.vnnlib.clauses import UnsafeSet
 from wassail.vnnlib.reader import compressed, content
-from wassail.vnnlib.runtime import Runtime
 from wassail.zoo.onnx import load_onnx
+from wassail.zoo.runtime import Runtime
 
 LARGEST = 1 << 31  # bytes of a network: what protobuf holds
 ASKED = 8  # points given to onnxruntime in one call

@@ -95,30 +95,6 @@ def read_results(folder: Path) -> list[Result]:
     return found
 
 
-def run_set(
-    path: str | Path,
-    folder: Path,
-    limit: float | None = None,
-    only: str = "",
-    count: int | None = None,
-    tell: Callable[[Result], None] = lambda result: None,
-) -> Iterator[Result]:
-    """Answer the instances of a set one after the other; those that are done are not done again.
-
-    Args:
-        path: of `instances.csv`.
-        folder: where `results.csv` and counterexamples are kept.
-        limit: seconds for one instance, if its own are more.
-        only: instances whose line contains this.
-        count: so many of these, spread evenly; default None, all.
-        tell: is given each new result.
-    """
-    wanted = [i for i in read_instances(path) if only in f"{i.network} {i.question}"]
-    few = len(wanted) if count is None else min(count, len(wanted))
-    chosen = [wanted[k * len(wanted) // few] for k in range(few)]
-    yield from run_instances(chosen, Path(path).parent, folder, limit, tell)
-
-
 def run_instances(
     wanted: Sequence[Instance],
     root: Path,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from wassail.errors import InputError
+from wassail.zoo.runtime import evaluator
 
 # agreement with onnxruntime, relative to the largest logit: fine below, refused above
 CLOSE = 1e-4
@@ -49,24 +50,14 @@ def runtime_difference(name: str, model: Any) -> dict[str, Any]:
         is none.
     """
     try:
-        runtime: Any = importlib.import_module("onnxruntime")
+        importlib.import_module("onnxruntime")
     except ImportError:
         return {"onnxruntime": "not installed"}
     version = {"onnxruntime": metadata.version("onnxruntime")}
     x = torch.rand(4, *model.shape, generator=torch.Generator().manual_seed(0))
     try:
-        options = runtime.SessionOptions()
-        options.log_severity_level = 4
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        session = runtime.InferenceSession(str(name), options, providers=["CPUExecutionProvider"])
-        shape = [
-            size if isinstance(size, int) and size > 0 else 1
-            for size in session.get_inputs()[0].shape
-        ]
-        feed = [{session.get_inputs()[0].name: row.reshape(shape).numpy()} for row in x]
-        expected = torch.cat(
-            [torch.from_numpy(session.run([model.logits], row)[0]) for row in feed]
-        ).double()
+        outputs = evaluator(str(name), [model.logits])
+        expected = torch.cat([torch.from_numpy(outputs(row)) for row in x.numpy()])
     # its errors have no common class; a file that it cannot run is no error of the model's
     except Exception as error:
         return {

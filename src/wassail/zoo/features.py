@@ -113,13 +113,17 @@ class Features:
         if is_frame(x):
             self._same_columns([str(column) for column in x.columns])
             x = frame_values(x, "the samples")
+        rounded = getattr(x, "dtype", None) in (torch.float32, np.float32)
         x = torch.as_tensor(np.asarray(x, dtype=np.float64))
         if x.ndim != 2 or x.shape[1] != len(self.low):
             raise InputError(
                 f"the samples have shape {tuple(x.shape)}: give (N, {len(self.low)}), one column "
                 "for each feature."
             )
-        outside = ~((x >= self.low) & (x <= self.high))
+        low, high = self.low, self.high
+        if rounded:  # a sample at an end of its box may lie outside by the rounding of float32
+            low, high = torch.minimum(low, low.float()), torch.maximum(high, high.float())
+        outside = ~((x >= low) & (x <= high))
         if bool(outside.any()):
             row, column = outside.nonzero()[0].tolist()
             raise InputError(
@@ -128,7 +132,7 @@ class Features:
                 "remove the sample."
             )
         refuse_one_hot(x, self.names, (self.high > self.low) & ~self.fixed)
-        z = self.rescaled(x).to(dtype)
+        z = self.rescaled(x).clamp(min=0).to(dtype)
         return torch.minimum(z, self._top.to(dtype))
 
     def rescaled(self, x: Tensor) -> Tensor:
@@ -268,6 +272,11 @@ class Rescaled(nn.Module):
         return out
 
 
+def own_model(model: Model) -> Model:
+    """The model in original units, out of one made by `Features.model`; any other as it is."""
+    return model.inner if isinstance(model, Rescaled) else model
+
+
 def own_boxes(model: Model, x: Tensor, domain: Domain) -> Domain:
     """The box of each feature of each sample in which a search or a proof may move, where some
     features may not: those are frozen. For a model without such features the domain as it is.
@@ -314,9 +323,7 @@ def in_boxes(source: Source, data: Data, box: Boxes) -> tuple[Source, Data, tupl
         data.classes,
         y.is_floating_point(),
     )
-    info = {key: value for key, value in source.info.items() if key != "weights"}
-    made = replace(source, model=model, info=info)  # the run names the weights of this model
-    return made, ArrayData(data.name, table), features.domain
+    return replace(source, model=model), ArrayData(data.name, table), features.domain
 
 
 def with_held(data: Data, domain: Domain, immutable: Sequence[int | str]) -> Boxes:
@@ -382,9 +389,9 @@ def features_of(about: Mapping[str, Any]) -> Features:
             if name in held:
                 scale[place] = 0.0
         return Features(low, high, scale, names)
-    except (TypeError, ValueError, IndexError, RuntimeError) as error:
-        if isinstance(error, InputError):
-            raise
+    except InputError:
+        raise
+    except (TypeError, ValueError, IndexError, RuntimeError, OverflowError) as error:
         raise InputError("the boxes of the features in this run make no sense.") from error
 
 

@@ -82,8 +82,9 @@ def reading(name: str | Path) -> Iterator[None]:
     except Exception as error:
         # Zlib, zipfile, tokenize, struct and others each raise errors of their own.
         text = str(getattr(error, "strerror", None) or error) or type(error).__name__
+        fix = "; check the name" if isinstance(error, FileNotFoundError) else ""
         raise InputError(
-            f"cannot read data from {str(name)!r}: {text.splitlines()[0].rstrip('.')}."
+            f"cannot read data from {str(name)!r}: {text.splitlines()[0].rstrip('.')}{fix}."
         ) from None
 
 

@@ -40,6 +40,7 @@ from wassail.zoo.onnx_operators import (
     row_of,
     view_of,
 )
+from wassail.zoo.source import statistic_of
 from wassail.zoo.weights import regular
 
 __all__ = ["OnnxClassifier", "load_onnx"]
@@ -158,18 +159,11 @@ def _statistic(what: str, values: Statistic, shape: Shape) -> Tensor:
     """A mean or standard deviation that broadcasts against images of that shape: `()` or `(C,
     1, ...)`.
     """
-    tensor = torch.as_tensor(values, dtype=torch.float32).detach().clone()
-    if tensor.ndim == 1 and len(tensor) == 1:
-        tensor = tensor[0]
-    if tensor.ndim > 1 or (tensor.ndim == 1 and tensor.shape != shape[:1]):
+    tensor = statistic_of(what, values)
+    if tensor.ndim and tensor.shape != shape[:1]:
         raise InputError(
             f"{what} has shape {tuple(tensor.shape)} but the graph takes images of shape {shape}: "
             "give one number, or one for each channel."
-        )
-    if not torch.isfinite(tensor).all() or (what == "std" and not (tensor > 0).all()):
-        raise InputError(
-            f"{what} is {tensor.tolist()}: give finite "
-            f"numbers{', all positive' if what == 'std' else ''}."
         )
     return tensor.reshape(-1, *[1] * (len(shape) - 1)) if tensor.ndim else tensor
 

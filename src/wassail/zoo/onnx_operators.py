@@ -166,10 +166,6 @@ def _clip(node: OnnxNode, x: Tensor) -> Tensor:
     )
 
 
-def _gelu(node: OnnxNode, x: Tensor) -> Tensor:
-    return F.gelu(x, approximate=node.get("approximate", "none"))
-
-
 def _cast(node: OnnxNode, x: Tensor) -> Tensor:
     target = dict.fromkeys((1, 10, 11, 16), torch.float32)
     target |= {6: torch.int32, 7: torch.int64, 9: torch.bool}
@@ -192,10 +188,6 @@ def _expand(node: OnnxNode, x: Tensor) -> Tensor:
     # -1 also where a batch took the place of the one.
     kept = [-1 if a == b else b for a, b in zip(old, shape[new:])]
     return x.expand(*[-1] * node.shift, *shape[:new], *kept)
-
-
-def _matmul(node: OnnxNode, a: Tensor, b: Tensor) -> Tensor:
-    return torch.matmul(a, b)
 
 
 def _gemm(node: OnnxNode, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
@@ -664,7 +656,7 @@ OPERATORS: dict[str, _Operator] = {
     "Expand": _Operator(_expand, tensors=1),
     "Flatten": _Operator(_flatten, "view"),
     "Gather": _Operator(_gather, "axes", axes=_axis(0)),
-    "Gelu": _Operator(_gelu),
+    "Gelu": _Operator(lambda node, x: F.gelu(x, approximate=node.get("approximate", "none"))),
     "Gemm": _Operator(_gemm),
     "GlobalAveragePool": _global_pool(lambda x, dims: x.mean(dims, keepdim=True)),
     "GlobalMaxPool": _global_pool(lambda x, dims: x.amax(dims, keepdim=True)),
@@ -676,7 +668,7 @@ OPERATORS: dict[str, _Operator] = {
     "LeakyRelu": _Operator(lambda node, x: F.leaky_relu(x, node.get("alpha", 0.01))),
     "Log": _unary(torch.log),
     "LogSoftmax": _softmax(torch.log_softmax),
-    "MatMul": _Operator(_matmul),
+    "MatMul": _binary(torch.matmul),
     "Max": _variadic(torch.maximum),
     "MaxPool": _Operator(_max_pool, "rows"),
     "Min": _variadic(torch.minimum),

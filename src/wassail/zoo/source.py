@@ -105,15 +105,18 @@ def first_line(error: BaseException) -> str:
 
 
 def statistic_of(
-    what: str, values: float | Sequence[float], dtype: torch.dtype = torch.float32
+    what: str, values: float | Sequence[float] | Tensor, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Mean or std as a tensor, checked."""
     tensor = torch.as_tensor(values, dtype=dtype).detach().clone()
     if tensor.ndim == 1 and len(tensor) == 1:
         tensor = tensor[0]
+    if tensor.ndim > 1:
+        raise InputError(
+            f"{what} has shape {tuple(tensor.shape)}: give one number, or one for each channel."
+        )
     if (
-        tensor.ndim > 1
-        or not tensor.numel()
+        not tensor.numel()
         or not torch.isfinite(tensor).all()
         or (what == "std" and not (tensor > 0).all())
     ):

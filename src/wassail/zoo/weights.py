@@ -48,7 +48,9 @@ def regular(path: str | Path, what: str) -> None:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "no file can have this name"
-        raise InputError(f"cannot read {what} from {str(path)!r}: {reason}.") from None
+        raise InputError(
+            f"cannot read {what} from {str(path)!r}: {reason}; check the name."
+        ) from None
     if not stat.S_ISREG(mode):
         kind = "folder" if stat.S_ISDIR(mode) else "pipe or a device"
         raise InputError(f"cannot read {what} from {str(path)!r}: it is a {kind}, so give a file.")

@@ -303,7 +303,7 @@ def arithmetic_of(graph: Graph, arithmetic: str, dtype: torch.dtype | None = Non
         raise remedies(
             f"executed arithmetic does not cover {reason}",
             "use arithmetic='exact'",
-            "use --arithmetic exact",
+            "use --certify METHOD:arithmetic=exact",
         )
     return replace(graph, arithmetic="exact" if reason or arithmetic == "exact" else "executed")
 

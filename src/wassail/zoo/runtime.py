@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -86,8 +87,12 @@ def outputs_of(file: Path, points: list[list[float]]) -> list[list[float]] | Non
         return runtime.outputs(points)
 
 
-def _serve(file: str) -> None:
-    """Answer every line of points, evaluated one by one: most files take a batch of 1."""
+def evaluator(file: str, outputs: list[str] | None = None) -> Callable[[Any], Any]:
+    """A function from one flat point to the first output there, in this process: most files take
+    a batch of 1.
+
+    file: the network; outputs: names of those that are wanted; None for all.
+    """
     import numpy as np
 
     runtime: Any = importlib.import_module("onnxruntime")
@@ -98,13 +103,17 @@ def _serve(file: str) -> None:
     first = session.get_inputs()[0]
     shape = [size if isinstance(size, int) and size > 0 else 1 for size in first.shape]
     kind = np.float64 if first.type == "tensor(double)" else np.float32
-    for line in sys.stdin:
-        found = []
-        for point in json.loads(line):
-            x = np.array(point, dtype=kind).reshape(shape)
-            found.append(session.run(None, {first.name: x})[0].astype(np.float64).ravel().tolist())
-        print(json.dumps(found), flush=True)
+
+    def evaluate(point: Any) -> Any:
+        x = np.array(point, dtype=kind).reshape(shape)
+        return session.run(outputs, {first.name: x})[0].astype(np.float64)
+
+    return evaluate
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    output = evaluator(sys.argv[1])
+    for line in sys.stdin:
+        print(
+            json.dumps([output(point).ravel().tolist() for point in json.loads(line)]), flush=True
+        )
