@@ -153,7 +153,8 @@ def test_what_is_above_0_was_evaluated_in_float64(
     sure = right.bound > 0
     below = (right.bound < 0) & (right.bound != again)  # as float32 had them
     assert bool(sure.any()) and bool(below.any())
-    assert torch.equal(right.bound[sure], again[sure])
+    # Fewer rows may be summed in another order; float32 is off by 1e-9.
+    assert bool(((right.bound[sure] - again[sure]).abs() < 1e-14).all())
     value = ReluGradient.value
 
     def flattered(self: ReluGradient, *args: Any) -> object:
@@ -163,7 +164,7 @@ def test_what_is_above_0_was_evaluated_in_float64(
     monkeypatch.setattr(trees.ReluGradient, "value", flattered)
     fooled = tree.bounded(domains, 4)
     again, _ = tree._proved(fooled)
-    assert torch.equal(fooled.bound, again)
+    assert bool(((fooled.bound - again).abs() < 1e-14).all())
     assert torch.equal(fooled.bound > 0, right.bound > 0)
 
 
