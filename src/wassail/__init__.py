@@ -39,9 +39,10 @@ if TYPE_CHECKING:
     from wassail.certificates.graph.region import Ball
     from wassail.certificates.lipschitz.ladder import lipschitz
     from wassail.certificates.loss.certificate import Certificate
-    from wassail.certificates.loss.certify import certify, worst_case
+    from wassail.certificates.loss.certify import certify
     from wassail.certificates.loss.loss_curve import loss_curve
     from wassail.certificates.loss.slopes import paper_smooth_slope
+    from wassail.certificates.loss.worst_case import worst_case
     from wassail.certificates.prove.radii import radii
     from wassail.certificates.prove.record import Radii
     from wassail.certificates.prove.sandwich import sandwich
@@ -114,7 +115,7 @@ _HOME = {
     "shift_between": "transport.between",
     "smoothed": "smoothing.model",
     "verify": "certificates.prove.verify",
-    "worst_case": "certificates.loss.certify",
+    "worst_case": "certificates.loss.worst_case",
 }
 # Names that were here until 0.3: results that are returned and never made by hand, and a part.
 _MOVED = {

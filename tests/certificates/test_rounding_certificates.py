@@ -29,11 +29,12 @@ from wassail.certificates.graph.operators import convolution, normalise, softmax
 from wassail.certificates.graph.operators.convolution import Conv
 from wassail.certificates.graph.operators.pooling import Average
 from wassail.certificates.lipschitz import semidefinite
-from wassail.certificates.loss import certify, chords, loss_curve, recession
+from wassail.certificates.loss import certify, chords, growth, recession
 from wassail.certificates.loss.certificate import Certificate
-from wassail.certificates.loss.certify import Work
+from wassail.certificates.loss.certify import ClassSlopes
 from wassail.certificates.loss.curve import LossCurve, total_of
-from wassail.certificates.loss.loss_curve import ends_of
+from wassail.certificates.loss.labels import Labels
+from wassail.certificates.loss.samples import Samples
 from wassail.certificates.relax import jacobian, norms
 from wassail.certificates.relax.balls import Balls
 from wassail.paper import attention_bounds as attention
@@ -379,7 +380,8 @@ def test_lines_of_a_ball_in_a_linear_network(mode: str) -> None:
     before = 0.1
     radius = 1 / 3
     with rounded(mode):
-        far, near, line = ends_of(graph, x, y, before, radius, INF, None, 0)
+        samples = Samples(graph, x, Labels("margin", y), INF, None)
+        far, near, line = growth.ends_of(samples, before, radius, 0)
     gap = long(weight)[y.numpy()][:, None] - long(weight)
     here = (gap * long(x)[:, None]).sum(2) + long(bias)[y.numpy()][:, None] - long(bias)
     swing = np.abs(gap).sum(2)
@@ -601,7 +603,7 @@ def test_one_sample_just_beyond_a_radius(mode: str) -> None:
                 one = curve(order, [INF, INF], [INF, INF], [0.0, 0.0], begin, slope)
                 other = replace(one, slope=INF, line=(slope, begin))
                 with rounded(mode):
-                    found = one._grown(eps), one._upper(eps), other._upper(eps)
+                    found = one._grown(eps), one.upper(eps), other.upper(eps)
                 assert all(Fraction(top) >= line for top in found)
 
 
@@ -619,18 +621,18 @@ def test_lines_between_two_radii(mode: str, monkeypatch: pytest.MonkeyPatch) -> 
         torch.zeros(n, 1, dtype=DOUBLE), torch.full((n,), radius, dtype=DOUBLE), INF, None
     )
     monkeypatch.setattr(
-        loss_curve,
+        growth,
         "Sweep",
         lambda *_: SimpleNamespace(run=lambda: SimpleNamespace(inputs=inputs)),
     )
     monkeypatch.setattr(
-        loss_curve, "margins", lambda *_: (base, base, torch.zeros(n, 2, 1, dtype=DOUBLE))
+        growth, "margins", lambda *_: (base, base, torch.zeros(n, 2, 1, dtype=DOUBLE))
     )
     monkeypatch.setattr(Balls, "upper", lambda *_: rho.flatten())
     graph = perceptron([uniform(2, 1, seed=64)], [torch.zeros(2, dtype=DOUBLE)])
+    samples = Samples(graph, inputs.x, Labels("margin", y), INF, None)
     with rounded(mode):
-        given = (graph, inputs.x, y, before, radius, INF, None, 0)
-        _, near, line = ends_of(*given)
+        _, near, line = growth.ends_of(samples, before, radius, 0)
     ratio = np.longdouble(radius) / np.longdouble(before)
     assert (long(near) <= long(base) - long(rho))[:, 1].all()
     assert (long(line) <= long(base) - long(rho) * ratio * (1 - np.longdouble(2) ** -60))[
@@ -639,25 +641,16 @@ def test_lines_between_two_radii(mode: str, monkeypatch: pytest.MonkeyPatch) -> 
     lower = scattered(n, 2, seed=62)
     higher = scattered(n, 2, seed=63).abs()
     least = lower - higher
-    monkeypatch.setattr(loss_curve, "ends_of", lambda *_: (least, lower, least))
-    monkeypatch.setattr(loss_curve, "each", lambda *_: lower)
-    monkeypatch.setattr(loss_curve, "highest_loss", lambda *_: torch.full((1,), 1e9, dtype=DOUBLE))
+    monkeypatch.setattr(growth, "ends_of", lambda *_: (least, lower, least))
+    monkeypatch.setattr(Samples, "lowest", lambda *_: lower)
+    far = torch.full((1, 2), -1e9, dtype=DOUBLE)
+    monkeypatch.setattr(growth, "lowest_margins", lambda *_: far)
     monkeypatch.setattr(
-        loss_curve, "lipschitz", lambda *_, **__: Bound(0.0, 1.0, "", info={"cut": False})
+        growth, "lipschitz", lambda *_, **__: Bound(0.0, 1.0, "", info={"cut": False})
     )
     with rounded(mode):
-        (_, grid, _, left, rise), _, _ = loss_curve._above(
-            graph,
-            inputs.x,
-            y,
-            [before, radius],
-            INF,
-            "margin",
-            None,
-            0,
-            1.0,
-            lambda share: None,
-        )
+        found = growth.growth_above(samples, [before, radius], 0, 1.0, lambda share: None)
+    grid, left, rise = found.grid, found.left, found.rise
     for t in (1, 2):  # from the first radius to the second, and from the tiny one to the first
         end = long(left)[:, t] + long(rise)[:, t] * (long(grid)[t] - long(grid)[t - 1])
         assert (end >= -long(least)[:, 1] - np.longdouble(2) ** -58).all()
@@ -672,21 +665,22 @@ def test_losses_at_samples_that_the_clock_leaves_no_time_for(
     def late(*_: Any, **__: Any) -> Any:
         raise clock.Late
 
-    for name in ("each", "highest_loss", "ends_of"):
-        monkeypatch.setattr(loss_curve, name, late)
+    for name in ("lowest_margins", "ends_of"):
+        monkeypatch.setattr(growth, name, late)
+    monkeypatch.setattr(Samples, "lowest", late)
     unknown = Bound(0.0, INF, "", info={"cut": True})
-    monkeypatch.setattr(loss_curve, "lipschitz", lambda *_, **__: unknown)
+    monkeypatch.setattr(growth, "lipschitz", lambda *_, **__: unknown)
     known = scattered(40, seed=70)
-    monkeypatch.setattr(loss_curve, "clean_above", lambda *_: known)
+    monkeypatch.setattr(growth, "clean_above", lambda *_: known)
     graph = perceptron([uniform(2, 1, seed=64)], [torch.zeros(2, dtype=DOUBLE)])
     x = torch.zeros(40, 1, dtype=DOUBLE)
     y = torch.zeros(40).long()
     for lift in (0.1 + uniform(5, seed=71)).tolist():
-        given = (graph, x, y, [0.1], INF, "margin", None, 0, lift, lambda share: None)
+        samples = Samples(graph, x, Labels("margin", y), INF, None)
         with rounded(mode):
-            (start, *_), slope, cut = loss_curve._above(*given)
-        assert slope == INF and cut
-        for value, found in zip(known.tolist(), start.tolist()):
+            above = growth.growth_above(samples, [0.1], 0, lift, lambda share: None)
+        assert above.slope == INF and above.cut
+        for value, found in zip(known.tolist(), above.start.tolist()):
             loss = Fraction(value) + Fraction(lift)
             assert loss <= Fraction(found) <= loss + abs(loss) / 2**50
 
@@ -703,7 +697,7 @@ def test_parts_of_a_certificate(mode: str, monkeypatch: pytest.MonkeyPatch) -> N
         )
         work = SimpleNamespace(norm=2.0, graph=None, domain=None, seed=0, found={})
         with rounded(mode):
-            Work._paper(work)  # type: ignore[arg-type]
+            ClassSlopes._paper(work)  # type: ignore[arg-type]
         found = work.found["paper"]
         assert (
             Fraction(found.lower) ** 2 <= 2 * Fraction(low) ** 2
@@ -725,9 +719,9 @@ def test_parts_of_a_certificate(mode: str, monkeypatch: pytest.MonkeyPatch) -> N
         shadow=SimpleNamespace(drift=lambda k: drift[k]),
     )
     with rounded(mode):
-        tail = Work._tail(work)  # type: ignore[arg-type]
+        tail = ClassSlopes._tail(work)  # type: ignore[arg-type]
         work = SimpleNamespace(mu=uniform(20, seed=73))
-        mean = Work._rounded_up(work, x[:, 0])  # type: ignore[arg-type]
+        mean = total_of(work.mu, x[:, 0])
     assert tail is not None
     for i in range(20):
         exact = Fraction(float(drift[i % 2, 1 - i % 2])) + Fraction(tail.lam) * sum(
@@ -929,7 +923,7 @@ def test_the_dual_of_one_sample_that_stays(mode: str) -> None:
         one = curve(1.0, [INF, INF], [INF, INF], [0.0, 0.0], start, 0.25)
         edge = torch.cat([torch.zeros(1, dtype=DOUBLE), one.grid])
         with rounded(mode):
-            value, _ = one._dual(1.0, lam, edge)
+            value, _ = one.dual(1.0, lam, edge)
         assert Fraction(value) >= Fraction(lam) + Fraction(start)
 
 

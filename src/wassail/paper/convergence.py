@@ -15,8 +15,7 @@ from wassail.certificates.exact.cells import enumerate_cells
 from wassail.certificates.exact.infinity import infinity, infinity_at
 from wassail.certificates.graph.region import Region
 from wassail.certificates.lipschitz.steepest import margin_rows
-from wassail.certificates.loss.certify import worst_case
-from wassail.certificates.loss.worst_case import anchor
+from wassail.certificates.loss.worst_case import anchor, worst_case
 from wassail.geometry import maximiser, operator_norm, project
 from wassail.paper.instance import BUDGETS, Instance, losses_at, spoken
 from wassail.plots import INK, figure_of, legend_below, look

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from wassail.certificates.bound import Bound
 from wassail.certificates.exact.infinity import infinity
-from wassail.certificates.loss.certify import worst_case
+from wassail.certificates.loss.worst_case import worst_case
 from wassail.errors import InputError
 from wassail.paper.instance import Instance, losses_at, spoken
 from wassail.plots import DASHES, INK, figure_of, square_around

@@ -222,7 +222,7 @@ def test_interrupt_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*args: object, **options: object) -> Bound:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("wassail.certificates.loss.certify.infinity", stop)
+    monkeypatch.setattr("wassail.certificates.loss.slope_search.infinity", stop)
     found = ws.certify(model, x, y, 2, "margin")
     assert (
         found.margin is not None

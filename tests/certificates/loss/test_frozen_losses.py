@@ -16,12 +16,15 @@ from support.rescaled import ALL, Case, case, random_graph
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Region
 from wassail.certificates.graph.restrict import restricted
-from wassail.certificates.loss import loss_curve, worst_case
-from wassail.certificates.loss.certify import Work
+from wassail.certificates.loss import worst_case
+from wassail.certificates.loss.certify import ClassSlopes
 from wassail.certificates.loss.chords import ChordSearch, clean_above
-from wassail.certificates.loss.grid import each
+from wassail.certificates.loss.growth import ends_of, growth_above
+from wassail.certificates.loss.labels import Labels
 from wassail.certificates.loss.recession import spans
+from wassail.certificates.loss.samples import Samples
 from wassail.certificates.loss.slopes import highest_loss
+from wassail.certificates.relax.crown import margin_bounds
 from wassail.errors import InputError
 from wassail.losses import LIPSCHITZ
 
@@ -77,9 +80,9 @@ def above(
     graph: Graph, x: Tensor, y: Tensor, norm: float, loss: str, domain: Box
 ) -> tuple[Any, ...]:
     """The certified side of a curve: start, grid, ceiling, left, rise, and the slope."""
-    given = (graph, x, y, RADII, norm, loss, domain, 0, 0.0, lambda share: None)
-    sides, slope, _ = loss_curve._above(*given)
-    return (*sides, slope)
+    samples = Samples(graph, x, Labels(loss, y), norm, domain)
+    found = growth_above(samples, RADII, 0, 0.0, lambda share: None)
+    return found.start, found.grid, found.ceiling, found.left, found.rise, found.slope
 
 
 @pytest.mark.few(2)
@@ -131,17 +134,10 @@ def test_margins_of_samples_with_boxes_of_their_own(kind: str, norm: float) -> N
         boxes = [box(v, some(n, i)[(i + shift) % 3]) for i, v in enumerate(flat)]
         low, high = (torch.stack(sides) for sides in zip(*boxes))
         domain = (low, high)
-        whole = each(graph, given.x, given.y, 0.4, norm, domain, 0)
-        ends = loss_curve.ends_of(
-            graph,
-            given.x,
-            given.y,
-            0.1,
-            0.4,
-            norm,
-            domain,
-            0,
-        )
+        whole = margin_bounds(graph, given.x, given.y, 0.4, norm, domain, 0)
+        labels = Labels("margin", given.y)
+        samples = Samples(graph, given.x, labels, norm, domain)
+        ends = ends_of(samples, 0.1, 0.4, 0)
         for i, (v, own, label) in enumerate(zip(flat, boxes, given.y.tolist())):
             for radius, bounds in ((0.1, [ends[1]]), (0.4, [whole, ends[0], ends[2]])):
                 z = graph.logits(inside(v, own, norm, radius, i).reshape(-1, *graph.nodes[0].shape))
@@ -226,8 +222,9 @@ def test_slopes_of_certificates(kind: str, norm: float) -> None:
         domain = box(x, held)
         for loss in LOSSES:
             mu = torch.ones(1, dtype=DOUBLE)
-            work = Work(graph, given.x, given.y, norm, loss, domain, mu, 0)
-            work._slopes(("anchor", "margin", "infinity"), lambda share: None)
+            samples = Samples(graph, given.x, Labels(loss, given.y), norm, domain)
+            work = ClassSlopes(samples, mu, 0)
+            work.search(("anchor", "margin", "infinity"), lambda share: None)
             assert work.found["infinity"].upper == 0
             clean = losses(graph, x[None], label, loss)[0]
             for radius in (0.01, 0.1, 0.5):

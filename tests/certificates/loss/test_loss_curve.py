@@ -15,10 +15,11 @@ from wassail.certificates import clock
 from wassail.certificates.graph.reader import read
 from wassail.certificates.lipschitz.ladder import lipschitz
 from wassail.certificates.loss import certify as certify_module
-from wassail.certificates.loss import loss_curve as loss_curve_module
-from wassail.certificates.loss.certify import certify, worst_case
+from wassail.certificates.loss import growth
+from wassail.certificates.loss.certify import certify
 from wassail.certificates.loss.curve import LossCurve
 from wassail.certificates.loss.loss_curve import loss_curve
+from wassail.certificates.loss.worst_case import worst_case
 from wassail.errors import InputError
 from wassail.losses import LIPSCHITZ
 from wassail.testing import corpus
@@ -335,7 +336,7 @@ def test_a_real_network_and_its_files(tmp_path, monkeypatch: pytest.MonkeyPatch)
     x = x[:8]
     y = y[:8]
     monkeypatch.setattr(certify_module, "WORK", clock.SECOND / 4)
-    monkeypatch.setattr(loss_curve_module, "WORK", clock.SECOND / 4)
+    monkeypatch.setattr(growth, "WORK", clock.SECOND / 4)
     slopes = certify(model, x, y, INF, domain=(0.0, 1.0), slopes=["margin"])
     grid = [2.0**-k for k in range(9, -1, -1)]
     # Slopes are of the exact function: so is the curve that knows them.

@@ -141,6 +141,23 @@ def test_chords_beyond_the_last_cell(mode: str, monkeypatch: pytest.MonkeyPatch)
         assert Fraction(beyond) >= Fraction(lam) + Fraction(height) / Fraction(far)
 
 
+def test_a_bound_that_is_no_number_counts_as_the_steepest_margin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python's `max` drops a NaN, and the cell with it."""
+    search = search_of(monkeypatch, torch.zeros(1, 2, dtype=DOUBLE))
+    search.ceiling = 7.0
+    known = torch.tensor([2.0, math.nan, INF], dtype=DOUBLE)
+    monkeypatch.setattr(search, "_cells", lambda *_: known)
+    monkeypatch.setattr(search, "_inner", lambda *_: known)
+    root, sides = torch.zeros(3, dtype=torch.int64), torch.ones(3, 2, dtype=DOUBLE)
+    assert search._boxes(root, -sides, sides).bound.tolist() == [2, 7, 7]
+    assert search._cubes(root, known).bound.tolist() == [2, 7, 7]
+    search.graph.z = torch.tensor([[0.0, 1.0]], dtype=DOUBLE)
+    search._look(root[:2], torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=DOUBLE))
+    assert search.steepest > 0  # the first point is the sample
+
+
 def cell(
     monkeypatch: pytest.MonkeyPatch, far: Tensor, base: Tensor, a: Tensor
 ) -> dict[str, tuple[Tensor, ...]]:

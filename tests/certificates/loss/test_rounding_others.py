@@ -52,7 +52,7 @@ def test_prices_of_labels_are_charged_for_their_rounding(way: str) -> None:
         curve = made(OthersLossCurve, start=column(-1, loss), label_cost=cost)
         proof = made(OthersCertificate, start=column(-1, loss), label_cost=cost)
         with rounded(way):
-            rest = float(curve._at_rest(slope)[1])
+            rest = float(curve.reduced(slope)[1])
             line = proof._line(0.0, slope)
         true = exact(loss) - exact(slope) * exact(cost)
         assert exact(rest) >= true and exact(line) >= true
@@ -67,10 +67,10 @@ def test_slope_lines_are_charged_for_the_product_with_eps(way: str) -> None:
         empty = torch.zeros(2, 0, dtype=torch.float64)
         shared = {"start": column(0, -9), "label_cost": 1.0, "slope": slope, "order": INF}
         curve = made(OthersLossCurve, lift=column(0, 0), grid=empty[0], **shared)
-        object.__setattr__(curve, "_within", lambda eps, edge: column(99))
+        object.__setattr__(curve, "within", lambda eps, edge: column(99, 99))
         proof = made(OthersCertificate, start=column(0, -9), label_cost=1.0)
         with rounded(way):
-            found = curve._above(eps), proof._line(eps, slope)
+            found = curve.upper(eps), proof._line(eps, slope)
         for value in found:
             assert exact(value) >= exact(slope) * exact(eps)
             assert value <= near + 1e-14
@@ -90,7 +90,7 @@ def test_what_is_left_of_eps_after_a_label_is_rounded_up() -> None:
         rise=torch.zeros(2, 2, dtype=torch.float64),
         slope=INF,
     )
-    assert curve._within(eps, column(0, 1)).tolist() == [7]
+    assert curve.best(curve.within(eps, column(0, 1)))[0].tolist() == [7]
     asked: list[float] = []
 
     def evaluate(row: int, penalty: Any, tolerance: float) -> float:
@@ -117,7 +117,7 @@ def test_a_small_mean_beside_a_large_multiplier_is_not_lost(way: str) -> None:
     curve = made(OthersLossCurve, label_cost=1.0)
     object.__setattr__(curve, "peaks", lambda *_: (column(tiny, -1), column(0, 0)))
     with rounded(way):
-        value, _ = curve._dual_with_others(1.0, 1.0, column(0))
+        value, _ = curve.dual(1.0, 1.0, column(0))
     assert exact(value) >= 1 + exact(tiny) and value < 1 + 1e-14
 
 
@@ -175,6 +175,7 @@ def test_exact_duals_are_charged_for_the_product_with_eps(way: str) -> None:
             flattest=lam,
             unbounded=False,
             late=lambda: True,
+            tell=lambda share: None,
             report=lambda plan, upper, *rest: upper,
         )
         with rounded(way):

@@ -13,13 +13,13 @@ import torch
 from support.exact import perceptron, scattered, uniform
 from support.rounding import MODES, long, rounded
 from wassail.certificates.bound import Bound
-from wassail.certificates.loss import residual_cells, residual_certificate, residual_growth
+from wassail.certificates.loss import growth, residual_cells, residual_certificate
 from wassail.certificates.loss.penalty import Penalty, Table
 from wassail.certificates.loss.residual_cells import ResidualProblem
-from wassail.certificates.loss.residual_certificate import _Slopes
+from wassail.certificates.loss.residual_certificate import ErrorSlopes
 from wassail.certificates.loss.residual_curve import ResidualCurve
-from wassail.certificates.loss.residual_growth import Errors
 from wassail.certificates.loss.residuals import Residuals, signed_network, with_targets
+from wassail.certificates.loss.samples import Samples
 from wassail.certificates.relax.balls import Balls
 
 INF = math.inf
@@ -85,34 +85,37 @@ def test_lines_between_two_radii(mode: str, monkeypatch: pytest.MonkeyPatch) -> 
     )
     swept = SimpleNamespace(inputs=inputs)
     none = torch.zeros(n, 3, 1, dtype=DOUBLE)
-    monkeypatch.setattr(residual_growth, "Sweep", lambda *_: SimpleNamespace(run=lambda: swept))
-    monkeypatch.setattr(residual_growth, "margins", lambda *_: (base, base, none))
+    monkeypatch.setattr(growth, "Sweep", lambda *_: SimpleNamespace(run=lambda: swept))
+    monkeypatch.setattr(growth, "margins", lambda *_: (base, base, none))
     monkeypatch.setattr(Balls, "upper", lambda *_: rho.flatten())
     part: Any = SimpleNamespace(
         graph=SimpleNamespace(outputs=3, device=torch.device("cpu")),
         balls=lambda _: inputs,
-        labels=torch.zeros(n).long(),
+        rows=torch.zeros(n).long(),
         x=inputs.x,
     )
     with rounded(mode):
-        _, near, line = residual_growth._ends(part, before, radius, 0)
+        _, near, line = growth.ends_of(part, before, radius, 0)
     ratio = np.longdouble(radius) / np.longdouble(before)
-    assert (long(near) <= long(base) - long(rho)).all()
-    assert (long(line) <= long(base) - long(rho) * ratio * (1 - np.longdouble(2) ** -60)).all()
+    reach = long(rho)[:, 1:]  # output 0 is no rival of its own
+    assert (long(near)[:, 1:] <= long(base)[:, 1:] - reach).all()
+    reach = reach * ratio * (1 - np.longdouble(2) ** -60)
+    assert (long(line)[:, 1:] <= long(base)[:, 1:] - reach).all()
 
 
 def grown(one: Residuals, ends: Any, top: Any, margin: float, lift: float, patch: Any) -> Any:
     """The certified side from bounds on margins that are given."""
     n = len(one.y)
-    patch.setattr(residual_growth, "_ends", lambda *_: ends)
-    patch.setattr(residual_growth, "highest_errors", lambda *_: top)
-    patch.setattr(residual_growth, "output_slope", lambda *_: (margin, False))
+    patch.setattr(growth, "ends_of", lambda *_: ends)
+    patch.setattr(growth, "lowest_anywhere", lambda *_: top)
+    patch.setattr(growth, "steepest_margin", lambda *_: (margin, False))
     errors: Any = SimpleNamespace(
-        residuals=one,
+        loss=one,
+        graph=SimpleNamespace(outputs=3),
         lowest=lambda *_: torch.zeros(n, 3, dtype=DOUBLE),
         parts=lambda: [None],
     )
-    return residual_growth.growth_above(errors, [0.1, 1 / 3], 0, lift, lambda _: None)
+    return growth.growth_above(errors, [0.1, 1 / 3], 0, lift, lambda _: None)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -155,12 +158,12 @@ def test_errors_on_the_whole_domain(mode: str, monkeypatch: pytest.MonkeyPatch) 
     """What the outputs can be, and targets that nearly cancel it."""
     one = task("absolute", seed=4)
     graph = SimpleNamespace(arithmetic="exact", device=torch.device("cpu"))
-    errors: Any = SimpleNamespace(residuals=one, graph=graph, bounded=False)
+    errors: Any = SimpleNamespace(loss=one, residuals=one, graph=graph, bounded=False)
     for k in range(10):
         most = scattered(1, 3, seed=k)
-        monkeypatch.setattr(residual_growth, "highest", lambda *_, most=most: most)
+        monkeypatch.setattr(growth, "highest", lambda *_, most=most: most)
         with rounded(mode):
-            found = residual_growth.highest_errors(errors, 0)
+            found = growth.lowest_anywhere(errors, 0)
         assert (long(found) <= -(long(most) + long(one.offsets))).all()
 
 
@@ -168,7 +171,7 @@ def test_errors_on_the_whole_domain(mode: str, monkeypatch: pytest.MonkeyPatch) 
 def test_a_ball_that_holds_a_box(mode: str) -> None:
     for k in range(40):
         low, high = (scattered(2, seed=k).sort().values).tolist()
-        errors = Errors(None, None, None, INF, (low, high))  # type: ignore[arg-type]
+        errors = Samples(None, None, None, INF, (low, high))  # type: ignore[arg-type]
         with rounded(mode):
             found = errors.reach
         assert Fraction(found) >= Fraction(high) - Fraction(low)
@@ -202,7 +205,7 @@ def test_pieces_of_huber_lie_above_it(mode: str) -> None:
     """At all errors, between the scales, too; and not far above."""
     one = task("huber")
     with rounded(mode):
-        pieces = residual_cells._pieces(SimpleNamespace(residuals=one))  # type: ignore[arg-type]
+        pieces = residual_cells._pieces(one)
         least = residual_cells._middle(one.delta)
     h = Fraction(one.delta) / residual_cells.SCALES
     assert Fraction(least) >= h * h / 8
@@ -225,7 +228,7 @@ def test_multipliers_are_divided_downward(mode: str) -> None:
         with rounded(mode):
             found = residual_cells._divided(Penalty(1.0, lam), scale)
             steep = residual_cells._multiplied(lam, scale)
-            slope = _Slopes._scaled(None, Bound(lam, lam, ""), scale)  # type: ignore[arg-type]
+            slope = ErrorSlopes._scaled(None, Bound(lam, lam, ""), scale)  # type: ignore[arg-type]
         assert Fraction(found.lam) * Fraction(scale) <= Fraction(lam)
         assert Fraction(steep) >= Fraction(lam) * Fraction(scale)
         assert Fraction(slope.lower) <= Fraction(lam) * Fraction(scale) <= Fraction(slope.upper)
@@ -323,9 +326,9 @@ def test_losses_of_cells_know_the_rounding_of_targets(mode: str) -> None:
         assert wrong
 
 
-def slopes(one: Residuals, **fields: Any) -> _Slopes:
+def slopes(one: Residuals, **fields: Any) -> ErrorSlopes:
     """A certificate in the making, with these fields only."""
-    found = object.__new__(_Slopes)
+    found = object.__new__(ErrorSlopes)
     for name, value in {"residuals": one, "steep": 1.0, **fields}.items():
         setattr(found, name, value)
     return found
@@ -345,7 +348,7 @@ def test_heights_of_lines_pay_for_all_roundings(monkeypatch: pytest.MonkeyPatch)
         assert one.weights[0] == w
         far = torch.full((1, 3), -INF, dtype=DOUBLE)
         drifts = torch.tensor([0, d, 0], dtype=DOUBLE)
-        monkeypatch.setattr(residual_certificate, "highest_errors", lambda *_, far=far: far)
+        monkeypatch.setattr(residual_certificate, "lowest_anywhere", lambda *_, far=far: far)
         monkeypatch.setattr(
             residual_certificate,
             "shadow",
@@ -355,12 +358,13 @@ def test_heights_of_lines_pay_for_all_roundings(monkeypatch: pytest.MonkeyPatch)
             domain=None,
             norm=2.0,
             x=torch.tensor([[length]], dtype=DOUBLE),
-            graph=SimpleNamespace(inputs=1),
         )
         known = {"infinity": Bound(0.0, 1.0, "")}
-        work = slopes(one, errors=errors, found=known, mu=torch.tensor([m], dtype=DOUBLE))
+        mu_, graph = torch.tensor([m], dtype=DOUBLE), SimpleNamespace(inputs=1)
+        work = slopes(one, samples=errors, graph=graph, found=known, mu=mu_)
         with rounded("down"):
-            line = work._line()
+            work.find_line()
+        line = work.line
         height = (Fraction(d) + Fraction(y)) * Fraction(w) + Fraction(length)
         assert line is not None and line[0] >= 1
         assert Fraction(m) * height <= Fraction(line[1]) <= Fraction(m) * height * (1 + 32 * unit)
@@ -387,7 +391,7 @@ def test_chords_of_losses_are_rounded_down(
             clean, value = one.value(one.largest(torch.cat([apart, -apart], 1)))[:, None]
         columns = (outputs[1:], torch.zeros(1).long(), value, torch.ones_like(value), None)
         known = {"margin": Bound(0.0, 9.0, ""), "infinity": Bound(0.0, 9.0, "")}
-        work = slopes(one, found=known, errors=SimpleNamespace(graph=None, x=None))
+        work = slopes(one, found=known, graph=None, samples=SimpleNamespace(x=None))
         with rounded(mode):
             low = work._anchor(clean, columns).lower  # type: ignore[arg-type]
         losses = [

@@ -412,6 +412,7 @@ def test_upper_sides_of_the_outer_problem(mode: str, monkeypatch: pytest.MonkeyP
             allocate=lambda *_: ([], 0.0),
             value=lambda _: 0.0,
             late=lambda: True,
+            tell=lambda share: None,
         )
         monkeypatch.setattr(worst_case, "Problem", lambda *_, fake=fake: fake)
         with rounded(mode):

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 import wassail as ws
 from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball
+from wassail.certificates.loss import worst_case as worst_case_file
 from wassail.certificates.loss.penalty import Penalty
 from wassail.certificates.loss.problem import Problem, WorstCase
 from wassail.certificates.loss.worst_case import anchor, worst_case_network
@@ -612,3 +614,63 @@ def test_points_an_ulp_apart_cost_what_they_cost(seed: int) -> None:
         found = ws.worst_case(small, x, y, ws.Threat(2, 1, eps, None), loss="margin")
         assert found.bound.lower <= found.bound.upper
         assert found.cost <= eps
+
+
+def relu_network(loss: str, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
+    """A network, its samples, and labels or targets."""
+    generator = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 1 if loss == "huber" else 3))
+    with torch.no_grad():
+        for values in model.parameters():
+            values.copy_(torch.randn(values.shape, generator=generator))
+    x = torch.rand(4, 2, generator=generator)
+    y = torch.randint(0, 3, (4,), generator=generator)
+    return model.eval(), x, y.double() if loss == "huber" else y
+
+
+@pytest.mark.parametrize("loss", ["margin", "huber"])
+@pytest.mark.parametrize("others", [{}, {"subpopulation": 0.7, "label_cost": 0.2}])
+def test_more_cells_than_the_budget_pays_for_leave_an_open_bracket(
+    loss: str, others: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds the exact value, has its distribution, and says how to get more."""
+    model, x, y = relu_network(loss)
+    threat = ws.Threat(2, 1, 0.2, (0, 1), **others)  # type: ignore[arg-type]
+    exact = ws.worst_case(model, x, y, threat, loss)
+    monkeypatch.setattr(worst_case_file, "_affordable", lambda _: 1)
+    found = ws.worst_case(model, x, y, threat, loss)
+    low, high = found.bound.lower, found.bound.upper
+    assert low <= exact.bound.upper + 1e-9 and exact.bound.lower <= high + 1e-9
+    assert "time_limit" in found.bound.info["note"] and "note" not in exact.bound.info
+    assert found.cost <= 0.2 * (1 + 1e-12)
+    assert float(found.masses.sum()) == pytest.approx(1)
+    with pytest.raises(InputError, match="cells"):  # what was asked for, not the budget
+        ws.worst_case(model, x, y, threat, loss, cells=1)
+    whole = ws.worst_case(model, x, y, threat, loss, time_limit=math.inf)
+    assert whole.bound.upper == exact.bound.upper
+
+
+def test_a_network_of_many_neurons_is_left_to_linear_bounds() -> None:
+    """The budget counts operations: no clock, and the same cells on every machine."""
+    few, many = (
+        read(nn.Sequential(nn.Linear(2, h), nn.ReLU(), nn.Linear(h, 2)).eval(), (2,)).piecewise()
+        for h in (8, 160)
+    )
+    assert worst_case_file._affordable(many) < 10_000 < 50_000 < worst_case_file._affordable(few)
+
+
+@pytest.mark.parametrize("loss", ["margin", "cross_entropy"])
+def test_a_budget_that_ends_after_the_cells_leaves_an_open_bracket(
+    loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x, y = relu_network(loss)
+    threat = ws.Threat(2, 1, 0.2, None)
+    shares: list[float] = []
+    exact = ws.worst_case(model, x, y, threat, loss, progress=shares.append)
+    assert shares == sorted(shares) and shares[-1] == 1 and len(shares) > len(x)
+    monkeypatch.setattr(worst_case_file, "WORK", worst_case_file.clock.STEP)
+    monkeypatch.setattr(worst_case_file, "_affordable", lambda _: 1000)
+    found = [ws.worst_case(model, x, y, threat, loss).bound for _ in range(2)]
+    assert found[0].upper == found[1].upper and "note" in found[0].info
+    assert found[0].lower <= exact.bound.upper + 1e-9
+    assert found[0].upper >= exact.bound.lower - 1e-9

@@ -4,12 +4,9 @@ the lower side.
 
 from __future__ import annotations
 
-import itertools
 import math
-import time
 from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,52 +15,49 @@ from torch import Tensor
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
 from wassail.certificates.device import HOST
-from wassail.certificates.exact.infinity import infinity, tightness
+from wassail.certificates.exact.infinity import tightness
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Region
 from wassail.certificates.lipschitz.ladder import lipschitz
 from wassail.certificates.loss.certificate import SLOPES, Certificate
-from wassail.certificates.loss.checks import check_labels, check_loss, check_samples, graph_of
 from wassail.certificates.loss.chords import (
-    Chords,
     ChordSearch,
     Tail,
     chords,
     clean_above,
-    loss_above,
-    steepest_of,
 )
+from wassail.certificates.loss.curve import total_of
+from wassail.certificates.loss.labels import Labels, loss_above
 from wassail.certificates.loss.others import OthersCertificate
 from wassail.certificates.loss.pairs import pairs_of
-from wassail.certificates.loss.problem import WorstCase
 from wassail.certificates.loss.recession import Shadow, recession, shadow
-from wassail.certificates.loss.regression import DEFAULT_DELTA, DEFAULT_QUANTILE, Asked
-from wassail.certificates.loss.residual_cells import worst_error
 from wassail.certificates.loss.residual_certificate import certify_errors
-from wassail.certificates.loss.slopes import highest_loss, ray_slope
-from wassail.certificates.loss.worst_case import anchor_and_offset, worst_case_network
+from wassail.certificates.loss.samples import (
+    DEFAULT_DELTA,
+    DEFAULT_QUANTILE,
+    Asked,
+    Samples,
+    labelled,
+)
+from wassail.certificates.loss.slope_search import WORK, SlopeSearch
+from wassail.certificates.loss.slopes import highest_loss
+from wassail.certificates.loss.worst_case import anchor_and_offset
 from wassail.certificates.relax.crown import margin_bounds
-from wassail.checks import check_data
 from wassail.errors import InputError, unknown
 from wassail.geometry import vector_norm
 from wassail.losses import LIPSCHITZ, predict
 from wassail.names import ERRORS
-from wassail.network import Model, versions
+from wassail.network import Model
 from wassail.progress import Progress, progress_bar
 from wassail.rounding import UNIT
 from wassail.threat import (
     Domain,
     Number,
-    Threat,
     dual,
     number,
-    parse_domain,
     parse_label_cost,
-    parse_norm,
-    parse_seconds,
     parse_subpopulation,
-    parse_threat,
 )
 from wassail.transport.allocation import sample_weights
 
@@ -75,11 +69,9 @@ CELLS = 1500
 FEW_INPUTS = 2
 FEW_SAMPLES = 50
 POINTS = 1 / 8  # of the time, for the points after the slopes
-WORK = 60 * clock.SECOND  # operations for all slopes when there is no time limit
-DENSE_NEURONS = 300  # networks whose slope at infinity goes to branch and bound
 
 
-def certify(
+def certify(  # noqa: PLR0913
     model: Model | Graph,
     x: Tensor,
     y: Tensor,
@@ -139,28 +131,24 @@ def certify(
         asked = Asked(norm, 1, loss, domain, quantile, delta, mu=mu, time_limit=time_limit)
         others = replace(asked, label_cost=label_cost, subpopulation=subpopulation)
         return certify_errors(model, x, y, others, wanted, seed)
-    r = parse_norm(norm)
-    domain = parse_domain(domain)
     for name in wanted:
         if name not in SLOPES:
             raise unknown("slope", name, SLOPES)
-    check_loss(loss)
-    x, y = check_samples(x, y, domain)
-    began = clock.now()
-    graph = graph_of(model, x)
-    check_labels(graph, y)
+    limit = None if time_limit is None else clock.now() + number(time_limit, "time_limit")
+    asked = Asked(norm, 1, loss, domain, arithmetic="exact")
+    samples = labelled(model, x, y, asked)
     with progress_bar(progress, "certificate") as report:
-        limit = None
-        if time_limit is not None:
-            limit = number(time_limit, "time_limit") - (clock.now() - began)
-        weights = sample_weights(mu, len(x))
+        own = samples.loss.rows.cpu()
+        weights = sample_weights(mu, len(own))
         price, share = parse_label_cost(label_cost), parse_subpopulation(subpopulation)
-        rows = pairs_of(x.cpu(), y.cpu(), weights, graph.outputs, price)
-        with clock.limited(limit, WORK if limit is None else math.inf):
-            found = Work(graph, *rows[:2], r, loss, domain, rows[2], seed).run(wanted, report)
+        rows = pairs_of(samples.x.cpu(), own, weights, samples.graph.outputs, price)
+        pairs = replace(samples, x=rows[0], loss=Labels(loss, rows[1]))
+        left = None if limit is None else limit - clock.now()
+        with clock.limited(left, WORK if left is None else math.inf):
+            found = ClassSlopes(pairs, rows[2], seed).run(wanted, report)
         if price == math.inf and share == 1:
             return found
-        return _with_others(found, graph, y.cpu(), weights, price, share)
+        return _with_others(found, samples.graph, own, weights, price, share)
 
 
 def _with_others(
@@ -170,46 +158,23 @@ def _with_others(
     parts = torch.split(pairs.x, 256)
     z = torch.cat([graph.logits(part.to(graph.device).double()).cpu() for part in parts])
     clean = LIPSCHITZ[pairs.loss](z, pairs.y)
-    return OthersCertificate(
-        **{field.name: getattr(pairs, field.name) for field in fields(pairs)},
-        true=y,
-        weights=mu,
-        clean=clean,
-        value=clean[pairs.root] + pairs.gain,
-        start=clean_above(graph, pairs.x, pairs.y, pairs.loss).cpu(),
-        label_cost=label_cost,
-        subpopulation=share,
-    )
+    start = clean_above(graph, pairs.x, pairs.y, pairs.loss).cpu()
+    return OthersCertificate.of(pairs, y, mu, clean, start, label_cost, share)
 
 
-class Work:
-    """One certificate in the making: each slope is kept as soon as it is known."""
+class ClassSlopes(SlopeSearch):
+    """The slopes of a loss of classes."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        x: Tensor,
-        y: Tensor,
-        norm: float,
-        loss: str,
-        domain: Domain,
-        mu: Tensor,
-        seed: int,
-    ) -> None:
-        self.graph = graph
-        self.x = x
-        self.y = y
-        self.norm = norm
-        self.loss = loss
-        self.domain = domain
-        self.mu = mu
-        self.seed = seed
-        self.cut = False
-        self.labels = sorted(set(y.tolist()))
+    names = ("margin", "paper", "infinity", "anchor")
+
+    def __init__(self, samples: Samples, mu: Tensor, seed: int) -> None:
+        super().__init__(samples, mu, seed)
+        graph = samples.graph
+        self.x, self.y = samples.x, samples.loss.rows
+        self.loss, self.domain = samples.loss.loss, samples.domain
+        self.labels = sorted(set(self.y.tolist()))
         # the CPU's, like samples and cells; propagation has its own
-        self.region = Region.make(domain, graph.inputs)
-        self.found: dict[str, Bound] = {}
-        self.line: tuple[float, float] | None = None
+        self.region = Region.make(self.domain, graph.inputs)
         self.tight: bool | None = None
         self.seen: tuple[Tensor, Tensor] | None = None
         # On R^n a smooth network is within a fixed distance of a piecewise-linear one; in a box
@@ -231,84 +196,31 @@ class Work:
         interrupted = False
         try:
             with clock.limited(clock.seconds_left() * (1 - POINTS)):
-                self._slopes(wanted, report)
+                self.search(self._todo(wanted), report)
         except KeyboardInterrupt:  # what is computed stays
             interrupted = True
-        rays = []
-        if self._has_ray():
-            steepest = self.found["infinity"]
-            assert steepest.witness is not None
-            rays.append((int(steepest.info["label"]), steepest.witness))
         found = chords(
-            self.graph, self.x, self.y, self.norm, self.domain, self.loss, rays, self.seen
+            self.graph, self.x, self.y, self.norm, self.domain, self.loss, self._rays(), self.seen
         )
-        self._settle(found)
-        z = torch.cat(
-            [
-                self.graph.logits(part.to(self.graph.device)).cpu()
-                for part in torch.split(self.x.double(), 256)
-            ]
-        )
+        self.settle(found)
+        parts = torch.split(self.x.double(), 256)
+        z = torch.cat([self.graph.logits(part.to(self.graph.device)).cpu() for part in parts])
         clean = LIPSCHITZ[self.loss](z, self.y)
-        info = {
-            "empirical_above": self._loss_above(),
-            "versions": versions(),
-            "seed": self.seed,
-            "labels": self.labels,
-            "order": 1,
-            "smooth": self.graph.smooth,
-            **({} if self.graph.smooth else {"neurons": self.graph.neurons}),
-            **({"interrupted": True} if interrupted else {}),
-            "cut": self.cut,
-        }
-        get = {name: bound for name, bound in self.found.items() if name in wanted}.get
-        return Certificate(
-            self.x,
-            self.y,
-            self.mu,
-            self.norm,
-            self.loss,
-            self.domain,
-            math.fsum((self.mu * clean).tolist()),
-            get("infinity"),
-            get("anchor"),
-            get("margin"),
-            get("paper"),
-            self.line,
-            found.points,
-            found.root,
-            found.gain,
-            found.distance,
-            found.predicted,
-            predict(z, self.y),
-            self.tight,
-            info,
-        )
+        above = self._loss_above()
+        known = self.fields(wanted, found, clean, predict(z, self.y), above)
+        more: dict[str, Any] = {"labels": self.labels}
+        if not self.graph.smooth:
+            more["neurons"] = self.graph.neurons
+        if interrupted:
+            more["interrupted"] = True
+        return Certificate(**{**known, "info": {**known["info"], **more}}, tight=self.tight)
 
-    def _slopes(self, wanted: tuple[str, ...], report: Any) -> None:
-        """Every slope asked for, the cheap and general ones first."""
-        # A chord is at most as steep as the margins: without cells, S has no upper side but
-        # theirs.
+    def _todo(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """A chord is at most as steep as the margins: without cells, S has no upper side but
+        theirs.
+        """
         cells = self.small is not None and not self.graph.smooth
-        todo = {*wanted, "margin"} if "anchor" in wanted and not cells else set(wanted)
-        for done, name in enumerate(
-            n for n in ("margin", "paper", "infinity", "anchor") if n in todo
-        ):
-            began = time.monotonic()
-            share = len(todo) - done
-            with clock.limited(clock.seconds_left() / share, clock.work_left() / share):
-                with suppress(clock.Late):
-                    getattr(self, f"_{name}")()
-                self.cut |= clock.out_of_time()
-            self.found.setdefault(name, Bound(0.0, math.inf, "none: out of time"))
-            bound = self.found[name]
-            self.found[name] = replace(
-                bound, info={**bound.info, "seconds": time.monotonic() - began}
-            )
-            report((done + 1) / len(todo))
-        if "infinity" in todo or "anchor" in todo:
-            with suppress(clock.Late):
-                self._far_line()
+        return (*wanted, "margin") if "anchor" in wanted and not cells else wanted
 
     def _loss_above(self) -> float:
         """No less than the mean loss at the samples. It is computed, too: what rounding may have
@@ -321,16 +233,17 @@ class Work:
                 found = [margin_bounds(self.graph, x, y, *where).cpu() for x, y in parts]
         except clock.Late:
             self.cut = True
-            return self._rounded_up(clean_above(self.graph, self.x, self.y, self.loss).cpu())
+            return total_of(self.mu, clean_above(self.graph, self.x, self.y, self.loss).cpu())
         margin = torch.cat(found)
-        return self._rounded_up(loss_above(margin, self.y, self.loss))
+        return total_of(self.mu, loss_above(margin, self.y, self.loss))
 
-    def _has_ray(self) -> bool:
-        return (
-            self.domain is None
-            and "infinity" in self.found
-            and "label" in self.found["infinity"].info
-        )
+    def _rays(self) -> list[tuple[int, Tensor]]:
+        """The steepest ray and its label, on R^n."""
+        steepest = self.found.get("infinity")
+        if self.domain is not None or steepest is None or "label" not in steepest.info:
+            return []
+        assert steepest.witness is not None
+        return [(int(steepest.info["label"]), steepest.witness)]
 
     def _margin(self) -> None:
         self.found["margin"] = lipschitz(
@@ -357,14 +270,8 @@ class Work:
             self.found["infinity"] = Bound(
                 0.0, 0.0, "bounded domain" if self.region.bounded else "bounded"
             )
-        elif far.neurons <= DENSE_NEURONS:
-            self.found["infinity"] = infinity(
-                far.piecewise(), self.norm, self.labels, seed=self.seed
-            )
         else:
-            self.found["infinity"] = ray_slope(
-                far.to(self.graph.device), self.norm, self.labels, self.seed
-            )
+            self.found["infinity"] = self.at_infinity(far, self.labels)
 
     def _anchor(self) -> None:
         # filled from its neighbours and the chords
@@ -418,7 +325,7 @@ class Work:
             error = {k: self.shadow.margin_error(k).max() for k in self.labels}
             self.line = (
                 lam,
-                offset + self._rounded_up(torch.stack([error[k] for k in self.y.tolist()])),
+                offset + total_of(self.mu, torch.stack([error[k] for k in self.y.tolist()])),
             )
         if not self.graph.smooth:
             self.found["anchor"] = chord
@@ -446,15 +353,17 @@ class Work:
         size = lam * vector_norm(self.x.double(), self.norm) * (1 + (self.graph.inputs + 4) * UNIT)
         return Tail(lam, start + size + UNIT * (start.abs() + size))
 
-    def _far_line(self) -> None:
+    def find_line(self) -> None:
         """The second line from the tail, where the cells have not found one; of two with the
         same slope the lower one.
         """
+        if not self.found.keys() & {"infinity", "anchor"}:
+            return
         if self.line is None or self.graph.smooth:
             tail = self._tail()
             lines = [] if self.line is None else [self.line]
             if tail is not None:
-                lines.append((tail.lam, self._rounded_up(tail.height)))
+                lines.append((tail.lam, total_of(self.mu, tail.height)))
             self.line = min(lines, default=None)
 
     def _boxes(self) -> None:
@@ -479,118 +388,3 @@ class Work:
             *([] if self.seen is None else [self.seen]),
         ]
         self.seen = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
-
-    def _rounded_up(self, values: Tensor) -> float:
-        """`sum_i mu_i v_i`, rounded up."""
-        return math.fsum((self.mu * values).tolist()) + 4 * UNIT * math.fsum(
-            (self.mu * values.abs()).tolist()
-        )
-
-    def _settle(self, found: Chords) -> None:
-        """`l <= S <= Lm <= L`: each bracket learns from its neighbours, and S from the chords."""
-        slope, place = steepest_of(self.graph, self.x, found)
-        if "anchor" in self.found and slope > self.found["anchor"].lower:
-            old = self.found["anchor"]
-            info = {**old.info, "sample": int(found.root[place])}
-            point = found.points[place].flatten().double()
-            self.found["anchor"] = Bound(
-                below(slope, old.upper, "anchor"), old.upper, old.method, point, info
-            )
-        chain = [name for name in SLOPES if name in self.found]
-        for low, high in itertools.pairwise(chain):
-            a = self.found[low]
-            b = self.found[high]
-            if a.lower > b.lower:
-                self.found[high] = Bound(
-                    below(a.lower, b.upper, high), b.upper, b.method, b.witness, b.info
-                )
-        for high, low in itertools.pairwise(reversed(chain)):
-            a = self.found[low]
-            b = self.found[high]
-            if b.upper < a.upper:
-                lower = below(a.lower, b.upper, low)
-                self.found[low] = Bound(lower, b.upper, f"{high}, {b.method}", a.witness, a.info)
-
-
-def worst_case(
-    model: Model | Graph | Piecewise,
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
-    loss: str = "margin",
-    *,
-    mu: Tensor | None = None,
-    tolerance: float = 1e-6,
-    time_limit: float | None = None,
-    cells: int = 100_000,
-    quantile: Number = DEFAULT_QUANTILE,
-    delta: Number = DEFAULT_DELTA,
-) -> WorstCase:
-    """The worst expected loss over `Omega_p(eps)` of a small network, by its cells and the
-    one-dimensional dual (THEORY 2).
-
-    To `tolerance`, for the margin loss down to rounding; `result.bound` is the bracket, its lower
-    side the loss of the distribution `result.atoms`, `result.masses`, whose transport cost is
-    `result.cost`. Its programs are solved on the CPU, wherever the model is.
-
-    Args:
-        model: callable from a batch `(n, *shape)` to logits `(n, K)`, or a graph that was read.
-        x: samples, float tensor `(N, *shape)`, inside the domain.
-        y: true labels, integer tensor `(N,)`; for the losses of regression targets, `(N,)` or
-            `(N, K)`.
-        threat: `Threat`: norm, order, eps and domain, perhaps a subpopulation, and at orders 1 and
-            inf a label cost; for regression that is the price of moving a target by one unit.
-        loss: "margin" (the default) or "cross_entropy"; "absolute", "pinball" or "huber" for
-            regression.
-        mu: sample weights, tensor `(N,)`; default None, 1/N each.
-        tolerance: absolute gap of the bracket; default 1e-06.
-        time_limit: seconds; a limit that ends before the cells are listed is an error; default
-            None.
-        cells: int, how many linear pieces are acceptable; default 100000.
-        quantile: of the pinball loss; default 0.5.
-        delta: of the Huber loss; default 1.
-    """
-    label_cost, subpopulation = math.inf, 1.0
-    if isinstance(threat, Threat) and threat.groups is None:
-        label_cost, subpopulation = threat.label_cost, threat.subpopulation
-        threat = replace(threat, label_cost=math.inf, subpopulation=1.0)
-    threat = parse_threat(threat, own=loss in ERRORS)
-    if loss in ERRORS:
-        if isinstance(model, Piecewise):
-            raise InputError("a worst-case error needs the model itself: give the callable.")
-        asked = Asked(threat.norm, threat.order, loss, threat.domain, quantile, delta, mu=mu)
-        given = replace(threat, label_cost=label_cost, subpopulation=subpopulation)
-        asked = replace(asked, time_limit=time_limit)
-        return worst_error(model, x, y, given, asked, tolerance, cells)
-    x, y = check_data(x, y, threat.domain)
-    began = clock.now()
-    limit = None if time_limit is None else parse_seconds(time_limit)
-    network = _dense(model, x)
-    return worst_case_network(
-        network,
-        x.cpu().double().flatten(1),
-        y.cpu(),
-        norm=threat.norm,
-        order=threat.order,
-        eps=threat.eps,
-        domain=threat.domain,
-        loss=loss,
-        mu=mu,
-        tolerance=tolerance,
-        time_limit=limit and limit - (clock.now() - began),
-        cells_limit=cells,
-        label_cost=label_cost,
-        subpopulation=subpopulation,
-    )
-
-
-def _dense(model: Model | Graph | Piecewise, x: Tensor) -> Piecewise:
-    if isinstance(model, Piecewise):
-        return model
-    graph = graph_of(model, x)
-    if graph.smooth:
-        raise InputError(
-            "worst_case goes through the cells of a ReLU network, and a smooth one has none: use "
-            "ws.loss_curve or ws.certify."
-        )
-    return graph.piecewise()

@@ -15,6 +15,7 @@ from wassail.certificates import clock
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.operators.softmax import Softmax
 from wassail.certificates.graph.region import Region
+from wassail.certificates.loss.labels import loss_above
 from wassail.certificates.loss.recession import spans
 from wassail.certificates.relax.crown import Sweep, margins
 from wassail.certificates.relax.jacobian import adjoint
@@ -146,19 +147,6 @@ def _errors(graph: Graph, points: Tensor) -> Tensor:
         else:
             found.append(gamma(graph) * magnitudes(graph, part)[-1].amax(1))
     return torch.cat(found)
-
-
-def loss_above(lowest: Tensor, y: Tensor, loss: str) -> Tensor:
-    """The loss where every margin `theta_y - theta_j` is at its lower bound, `(N, K) -> (N,)`,
-    rounded up.
-
-    Both losses fall in every margin: cross entropy is `log sum_j exp(-margin_j)`, the margin loss
-    `max_{j != y} -margin_j`.
-    """
-    if loss == "margin":
-        return (-lowest).scatter(1, y[:, None], -math.inf).amax(1)
-    value = (-lowest).logsumexp(1)
-    return value + (lowest.shape[1] + 8) * UNIT * (1 + lowest.abs().amax(1))
 
 
 def clean_above(graph: Graph, x: Tensor, y: Tensor, loss: str) -> Tensor:
@@ -296,14 +284,20 @@ class ChordSearch(Frontier[Cells]):
 
     def _boxes(self, root: Tensor, low: Tensor, high: Tensor) -> Cells:
         """Cells that do not hold their samples, bounded."""
-        bound = self._cells(root, low, high)
+        bound = self._no_steeper(self._cells(root, low, high))
         return Cells(root, low, high, bound, torch.zeros_like(bound))
 
     def _cubes(self, root: Tensor, radius: Tensor) -> Cells:
         """The cubes around some samples, bounded."""
         x = self.x[root]
         bound = self._inner(root, radius) if len(root) else radius
-        return Cells(root, x, x, bound, radius)
+        return Cells(root, x, x, self._no_steeper(bound), radius)
+
+    def _no_steeper(self, bound: Tensor) -> Tensor:
+        """Bounds on chords: none is above the steepest margin, and a NaN says nothing. Python's
+        `max` would drop it.
+        """
+        return torch.where(bound.isnan(), self.ceiling, bound).clamp(max=self.ceiling)
 
     def _reach(self, scale: float) -> tuple[float, float]:
         """How far the cells go, and the steepest chord beyond them."""
@@ -374,7 +368,7 @@ class ChordSearch(Frontier[Cells]):
             loss_above(far, self.y[root], self.loss) - self.least[root],
             nearest * (1 - n * 4 * UNIT),
         )
-        return torch.minimum(by_corners, by_top).clamp(max=self.ceiling)
+        return torch.minimum(by_corners, by_top)
 
     def _scatter(self, root: Tensor, low: Tensor, high: Tensor) -> None:
         """Look at a lattice of 16 points in every cell."""
@@ -394,7 +388,8 @@ class ChordSearch(Frontier[Cells]):
         z = self.graph.logits(points)
         gain = LIPSCHITZ[self.loss](z, self.y[root]) - self.clean[root]
         length = vector_norm(points - self.x[root], self.norm)
-        top = int((gain / length).argmax())
+        # A point that is its sample, or a loss that is no number, is no chord.
+        top = int((gain / length).nan_to_num(nan=-math.inf).argmax())
         if float(gain[top] / length[top]) > self.steepest:
             error = self.error[root[top]] + 2 * _errors(self.graph, points[top : top + 1])[0]
             self.steepest = max(
@@ -446,7 +441,7 @@ class ChordSearch(Frontier[Cells]):
             found[mine] = vector_norm(
                 torch.maximum(gradient[0].abs(), gradient[1].abs()), dual(self.norm)
             )
-        return (found * (1 + 1e-12)).clamp(max=self.ceiling)
+        return found * (1 + 1e-12)
 
 
 def _front(found: Chords) -> Chords:

@@ -106,8 +106,16 @@ class LossCurve(Record):
         certified and rounded up above.
         """
         budget = budget_of(eps)
-        high = self._upper(budget)
-        return below(self._expected(*self.plan(budget)), high, "worst-case loss"), high
+        high = self.upper(budget)
+        return below(self.lower(budget), high, "worst-case loss"), high
+
+    def lower(self, eps: float) -> float:
+        """The lower side alone: the best distribution on the evaluated points.
+
+        Args:
+            eps: budget >= 0.
+        """
+        return self._expected(*self.plan(eps))
 
     def of_order(self, order: Number) -> LossCurve:
         """The curve of another Wasserstein order, from the same points and bounds: nothing is
@@ -332,42 +340,98 @@ class LossCurve(Record):
         """The points of each sample, `(N, P)`: indices, and which of them are real."""
         return by_sample(self.root, len(self.y))
 
-    def _upper(self, eps: float) -> float:
-        """The certified side: the best of the growth of each sample, the steepest slope and the
+    def upper(self, eps: float) -> float:
+        """The upper side alone: the best of the growth of each sample, the steepest slope and the
         line of a certificate.
 
         `Omega_p(eps)` is a part of `Omega_1(eps)`, so what a line says of order 1 holds for every
         order.
+
+        Args:
+            eps: budget >= 0.
         """
+        tops = (
+            start + lam * eps + 4 * UNIT * (abs(start) + lam * eps)
+            for lam, start in self.slope_lines()
+        )
+        return min(self._grown(eps), *tops, math.inf)
+
+    def slope_lines(self) -> list[tuple[float, float]]:
+        """Lines `C + lam eps` above the worst case, `(lam, C)` each."""
         lines = [] if self.line is None else [self.line]
         if self.slope < math.inf:
             lines.append((self.slope, total_of(self.mu, self.start)))
-        lines = [(lam, start + self.lift) for lam, start in lines]
-        tops = (start + lam * eps + 4 * UNIT * (abs(start) + lam * eps) for lam, start in lines)
-        return min(self._grown(eps), *tops, math.inf)
+        return [(lam, start + self.lift) for lam, start in lines]
 
     def _grown(self, eps: float) -> float:
         """By the growth of each sample: order inf one by one, finite orders by the dual at a
         good multiplier.
         """
         if eps == 0:
-            return total_of(self.mu, self.start)
+            return self.at_rest()
         edge = torch.cat([torch.zeros(1, dtype=torch.float64), self.grid])
         if self.order == math.inf:
-            return total_of(self.mu, self.tops(eps, edge))
+            return self.mean(self.within(eps, edge))
         low = -120.0
         high = 120.0
-        best = total_of(self.mu, self.ceiling.amax(1))  # lam = 0
+        best = self.mean(self.ceiling.amax(1))  # lam = 0
         # nothing is finite below the slope beyond the grid
         if self.domain is None and self.order == 1 and self.slope > 0:
             low = min(math.log2(self.slope * eps) + 1e-12, high)
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            value, spent = self._dual(eps, 2.0**middle, edge)
+            value, spent = self.dual(eps, 2.0**middle, edge)
             low, high = (middle, high) if spent > 1 else (low, middle)
             best = min(best, value)
         more = [2.0**low, 2.0**high, *self.multipliers(eps)]
-        return min(best, *(self._dual(eps, lam, edge)[0] for lam in more))
+        return min(best, *(self.dual(eps, lam, edge)[0] for lam in more))
+
+    def dual(self, eps: float, lam: float, edge: Tensor) -> tuple[float, float]:
+        """`lam + sum_i mu_i max_d [G_i(d) - lam (d/eps)^p]`, rounded up, and the budget that its
+        maximisers spend.
+
+        Args:
+            eps: budget.
+            lam: multiplier, in units of the budget.
+            edge: 0 and the radii of the grid.
+        """
+        values, prices = self.peaks(eps, lam, edge, self.before)
+        return lam * (1 + 4 * UNIT) + self.mean(values), self.spent(values, prices)
+
+    @property
+    def before(self) -> Tensor | None:
+        """What each row pays before it moves, `(N, 1)`; None for nothing."""
+        return None
+
+    def mean(self, values: Tensor) -> float:
+        """The mean of what the rows can have, rounded up.
+
+        Args:
+            values: `(N,)`.
+        """
+        return total_of(self.mu, values)
+
+    def spent(self, values: Tensor, prices: Tensor) -> float:
+        """What the rows that count in that mean pay.
+
+        Args:
+            values: `(N,)`.
+            prices: `(N,)`.
+        """
+        return float((self.mu * prices).sum())
+
+    def at_rest(self) -> float:
+        """The loss on the samples themselves, rounded up."""
+        return total_of(self.mu, self.start)
+
+    def within(self, eps: float, edge: Tensor) -> Tensor:
+        """The highest loss of each row that it can afford with eps, rounded up, `(N,)`.
+
+        Args:
+            eps: radius.
+            edge: 0 and the radii of the grid.
+        """
+        return self.tops(eps, edge)
 
     def multipliers(self, eps: float) -> list[float]:
         """Multipliers worth trying beside those of the search, in units of the budget.
@@ -405,14 +469,6 @@ class LossCurve(Record):
                 )
             )
         return lines
-
-    def _dual(self, eps: float, lam: float, edge: Tensor) -> tuple[float, float]:
-        """`lam + sum_i mu_i max_d [G_i(d) - lam (d/eps)^p]`, rounded up, and the budget that its
-        maximisers spend.
-        """
-        values, prices = self.peaks(eps, lam, edge)
-        spent = float((self.mu * prices).sum())
-        return lam * (1 + 4 * UNIT) + total_of(self.mu, values), spent
 
     def peaks(
         self, eps: float, lam: float, edge: Tensor, extra: Tensor | None = None

@@ -43,6 +43,7 @@ def descend(
     lam = floor if p == 1 else problem.steepest * eps ** (1 - p) / p
     tried = [lam]
     gap = math.inf
+    widest = 2 * tolerance
     plan, low, _ = best()
     while True:
         goal = tolerance * max(1.0, abs(upper))
@@ -54,6 +55,9 @@ def descend(
             behind = (1 + 2 * LIFT) * lam
         plan, low, lam = best()
         gap, before = upper - low, gap
+        if goal < gap < math.inf:
+            widest = max(widest, gap)
+            problem.tell(0.25 + 0.75 * math.log(widest / gap) / math.log(widest / goal))
         if gap <= goal or problem.late():
             return upper, behind, plan
         # the points known do not use up the budget: look farther out

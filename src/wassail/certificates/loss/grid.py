@@ -1,30 +1,18 @@
-"""The radii at which a loss curve bounds the margins, and the bounds there."""
+"""The radii at which a loss curve bounds the margins."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from wassail.certificates.graph.graph import Graph
 from wassail.certificates.loss.chords import change_of_scale
-from wassail.certificates.relax.crown import margin_bounds
 from wassail.errors import InputError
-from wassail.network import BATCH_SIZE
 from wassail.threat import Domain, Number, number
 
 # of the default grid, each the square root of 2 times the one before, up to the width of the domain
 RADII = 22
-
-
-def each(
-    graph: Graph, x: Tensor, y: Tensor, radius: float, norm: float, domain: Domain, steps: int
-) -> Tensor:
-    """Lower bounds on the margins on balls of one radius, in batches."""
-    parts = zip(torch.split(x, BATCH_SIZE), torch.split(y, BATCH_SIZE))
-    return torch.cat([margin_bounds(graph, a, b, radius, norm, domain, steps) for a, b in parts])
 
 
 def grid_of(grid: Sequence[Number] | None, x: Tensor, norm: float, domain: Domain) -> list[float]:

@@ -12,7 +12,7 @@ plain curve. Any lam and t give an upper bound; the lower side is a distribution
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from wassail.certificates.bound import below
 from wassail.certificates.loss.certificate import Certificate
-from wassail.certificates.loss.curve import HALVINGS, LossCurve, budget_of
+from wassail.certificates.loss.curve import LossCurve
 from wassail.certificates.loss.pairs import Pairs, worst_masses, worst_share
 from wassail.errors import InputError
 from wassail.rounding import UNIT
@@ -68,13 +68,13 @@ class OthersLossCurve(Pairs, LossCurve):
             subpopulation=subpopulation,
         )
 
-    def __call__(self, eps: Number) -> tuple[float, float]:
-        """`(lower, upper)` on the worst expected loss at `eps >= 0`: evaluated from below,
-        certified and rounded up above.
+    def lower(self, eps: float) -> float:
+        """As `LossCurve.lower`.
+
+        Args:
+            eps: budget >= 0.
         """
-        budget = budget_of(eps)
-        high = self._above(budget)
-        return below(self.expected(budget), high, "worst-case loss"), high
+        return self.expected(eps)
 
     @property
     def empirical(self) -> float:
@@ -92,52 +92,51 @@ class OthersLossCurve(Pairs, LossCurve):
 
     population_at = population
 
-    def _above(self, eps: float) -> float:
-        """The certified side: the dual at a good multiplier, and at the steepest slope."""
-        share = self.subpopulation
-        if eps == 0:
-            return worst_share(self.weights, self.start[self.own], share)
-        edge = torch.cat([torch.zeros(1, dtype=torch.float64), self.grid])
-        tops = [math.inf]
-        if self.slope < math.inf:  # U_p(eps) is a part of U_1(eps)
-            rest = self.best(self._at_rest(self.slope) + self.lift)[0]
-            line = worst_share(self.weights, rest, share)
-            tops.append((line + self.slope * eps) + 4 * UNIT * (abs(line) + self.slope * eps))
-        if self.order == math.inf:
-            return min(*tops, worst_share(self.weights, self._within(eps, edge), share))
-        reachable = self.ceiling.amax(1)
-        tops.append(worst_share(self.weights, self.best(reachable)[0], share))  # lam = 0
-        low, high = -120.0, 120.0
-        if self.domain is None and self.order == 1 and self.slope > 0:
-            low = min(math.log2(self.slope * eps) + 1e-12, high)
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2
-            value, spent = self._dual_with_others(eps, 2.0**middle, edge)
-            low, high = (middle, high) if spent > 1 else (low, middle)
-            tops.append(value)
-        return min(*tops, *(self._dual_with_others(eps, 2.0**e, edge)[0] for e in (low, high)))
+    def slope_lines(self) -> list[tuple[float, float]]:
+        """As `LossCurve.slope_lines`: by the steepest slope, at which no input moves."""
+        if self.slope == math.inf:
+            return []
+        return [(self.slope, self.mean(self.reduced(self.slope) + self.lift))]
 
-    def _at_rest(self, slope: float) -> Tensor:
-        """The loss of each pair where it is, less the price of its label, rounded up, `(M,)`."""
-        price = slope * self.extra
-        return self.start - price + 2 * UNIT * (self.start.abs() + price)
+    @property
+    def before(self) -> Tensor:
+        """The price of each pair's label, `(M, 1)`."""
+        return self.extra[:, None]
 
-    def _within(self, eps: float, edge: Tensor) -> Tensor:
-        """The highest loss that each sample can have within eps, rounded up, `(N,)`."""
+    def mean(self, values: Tensor) -> float:
+        """The mean of the worst share of each sample's best pairs, rounded up.
+
+        Args:
+            values: of the pairs, `(M,)`.
+        """
+        return worst_share(self.weights, self.best(values)[0], self.subpopulation)
+
+    def spent(self, values: Tensor, prices: Tensor) -> float:
+        """What those pairs pay.
+
+        Args:
+            values: of the pairs, `(M,)`.
+            prices: `(M,)`.
+        """
+        best, rows = self.best(values)
+        return float((worst_masses(self.weights, best, self.subpopulation) * prices[rows]).sum())
+
+    def at_rest(self) -> float:
+        """The loss on the samples that are there, rounded up."""
+        return worst_share(self.weights, self.start[self.own], self.subpopulation)
+
+    def within(self, eps: float, edge: Tensor) -> Tensor:
+        """The highest loss of each pair that its sample can afford with eps, rounded up, `(M,)`.
+
+        Args:
+            eps: radius.
+            edge: 0 and the radii of the grid.
+        """
         found = self.tops(eps, edge)
+        left = torch.full_like(found, -math.inf)
         if self.label_cost <= eps:
             left = self.tops(math.nextafter(eps - self.label_cost, math.inf), edge)
-        else:
-            left = torch.full_like(found, -math.inf)
-        return self.best(torch.where(self.extra > 0, left, found))[0]
-
-    def _dual_with_others(self, eps: float, lam: float, edge: Tensor) -> tuple[float, float]:
-        """The dual at a multiplier, rounded up, and the budget that its maximisers spend."""
-        values, prices = self.peaks(eps, lam, edge, self.extra[:, None])
-        best, rows = self.best(values)
-        there = worst_masses(self.weights, best, self.subpopulation)
-        spent = float((there * prices[rows]).sum())
-        return lam * (1 + 4 * UNIT) + worst_share(self.weights, best, self.subpopulation), spent
+        return torch.where(self.extra > 0, left, found)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -167,6 +166,39 @@ class OthersCertificate(Pairs, Certificate):
     value: Tensor = field(kw_only=True)
 
     order = 1.0
+
+    @classmethod
+    def of(
+        cls,
+        pairs: Certificate,
+        y: Tensor,
+        mu: Tensor,
+        clean: Tensor,
+        start: Tensor,
+        label_cost: float,
+        subpopulation: float,
+    ) -> OthersCertificate:
+        """The certificate of samples from that of their pairs.
+
+        Args:
+            pairs: certificate of the samples with the labels that they may have.
+            y: their own labels.
+            mu: their weights.
+            clean: loss of the pairs where they are.
+            start: the same, rounded up.
+            label_cost: price of a changed label.
+            subpopulation: least share that is there.
+        """
+        return cls(
+            **{one.name: getattr(pairs, one.name) for one in fields(Certificate)},
+            true=y,
+            weights=mu,
+            clean=clean,
+            value=clean[pairs.root] + pairs.gain,
+            start=start,
+            label_cost=label_cost,
+            subpopulation=subpopulation,
+        )
 
     def bounds(self, eps: Number) -> tuple[float, float]:
         """`(lower, upper)` on the worst expected loss at a budget of order 1.
@@ -209,7 +241,5 @@ class OthersCertificate(Pairs, Certificate):
 
     def _line(self, eps: float, lam: float) -> float:
         """The dual at a multiplier no less than the slope: no input moves there."""
-        price = torch.where(self.extra > 0, lam * self.extra.clamp(max=1e300), 0.0)
-        rest = self.start - price + 2 * UNIT * (self.start.abs() + price)
-        top = worst_share(self.weights, self.best(rest)[0], self.subpopulation)
+        top = worst_share(self.weights, self.best(self.reduced(lam))[0], self.subpopulation)
         return top + lam * eps + 4 * UNIT * (abs(top) + lam * eps)

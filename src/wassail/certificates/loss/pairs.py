@@ -28,14 +28,16 @@ class Pairs:
     """The lower side of a loss with others, for records whose rows are pairs: each of N samples
     with its own label, or with all K labels one after the other.
 
-    x, y, clean, clean_predicted: of the M pairs; points, root, value, distance, predicted: of the
-    evaluated points, root being a pair; true, weights: of the samples.
+    x, y, clean, clean_predicted, start: of the M pairs, start being clean, rounded up; points,
+    root, value, distance, predicted: of the evaluated points, root being a pair; true, weights: of
+    the samples.
     """
 
     x: Tensor
     y: Tensor
     clean: Tensor
     clean_predicted: Tensor
+    start: Tensor
     points: Tensor
     root: Tensor
     value: Tensor
@@ -70,6 +72,15 @@ class Pairs:
         rows = values.reshape(len(self.true), -1)
         found = rows.max(1)
         return found.values, found.indices + torch.arange(len(rows)) * rows.shape[1]
+
+    def reduced(self, lam: float) -> Tensor:
+        """The loss of each pair where it is, less the price of its label, rounded up, `(M,)`.
+
+        Args:
+            lam: what a unit of the label cost counts.
+        """
+        price = torch.where(self.extra > 0, lam * self.extra.clamp(max=1e300), 0.0)
+        return self.start - price + 2 * UNIT * (self.start.abs() + price)
 
     @cached_property
     def values(self) -> list[float]:
@@ -120,6 +131,21 @@ class Pairs:
                 if share * mass > 0:
                     parts[i, c] = parts.get((i, c), 0.0) + share * mass
         return [(i, c, mass) for (i, c), mass in sorted(parts.items())]
+
+    def plan(self, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        """The same as pairs, where each moves (-1: nowhere) and masses, as `LossCurve.plan`.
+
+        Args:
+            eps: budget, 0 or more.
+        """
+        parts = self.parts(eps)
+        chosen = torch.tensor([c for _, c, _ in parts])
+        masses = torch.tensor([mass for _, _, mass in parts], dtype=torch.float64)
+        moved = chosen >= len(self.y)
+        choice = torch.where(moved, chosen - len(self.y), -1)
+        row = chosen.clone()
+        row[moved] = self.root[choice[moved]]
+        return row, choice, masses
 
     def expected(self, eps: float) -> float:
         """The expected loss of the best distribution on the evaluated points.

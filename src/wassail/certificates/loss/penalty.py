@@ -29,6 +29,10 @@ BATCH = 32  # pieces handed to the solver at once
 CELLS = 2048  # cells written as affine functions at once
 
 
+class TooManyCells(InputError):
+    """A network has more cells than were to be listed."""
+
+
 @dataclass(frozen=True)
 class Penalty:
     """`phi(t) = lam t^order`, or for order inf the wall `phi = 0` up to the radius `lam` and
@@ -120,7 +124,12 @@ class Atlas:
     @classmethod
     def make(cls, network: Piecewise, region: Region, norm: float, limit: int) -> Atlas:
         """List the cells of a network in a region."""
-        cells = enumerate_cells(network, region, limit)
+        try:
+            cells = enumerate_cells(network, region, limit)
+        except InputError as error:
+            if not bool((region.low < region.high).all()):
+                raise
+            raise TooManyCells(str(error)) from None
         if not cells.complete:
             raise InputError(
                 "rounding hides some cells of this network: use bounds that branch instead of "

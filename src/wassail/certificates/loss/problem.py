@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -125,6 +126,8 @@ class Problem:
         self.flattest = max(float(f.cuts.rows[f.flat, -2].max()) for f in self.families.values())
 
         self.errors = self.error_at(self.points)
+        self.tick: Callable[[float], None] = lambda share: None  # is told the share done
+        self.told = 0.0
 
     def at(self, points: Tensor, rows: Tensor) -> Tensor:
         """The losses at points `(m, n)` of the samples `(m,)`."""
@@ -227,9 +230,18 @@ class Problem:
 
     def dual(self, penalty: Penalty, tolerance: float) -> float:
         """`sum_i mu_i sup_x [loss(x, y_i) - phi(||x - x_i||)]` from above."""
-        return self.average(
-            np.array([self.evaluate(i, penalty, tolerance) for i in range(len(self.clean))])
-        )
+        found = []
+        for i in range(len(self.clean)):
+            found.append(self.evaluate(i, penalty, tolerance))
+            self.tell(0.25 * len(found) / len(self.clean))
+        return self.average(np.array(found))
+
+    def tell(self, share: float) -> None:
+        """Report the share done, which never falls: a quarter for the first pass over the samples,
+        the rest as the bracket closes.
+        """
+        self.told = max(self.told, share)
+        self.tick(self.told)
 
     def resolution(self, i: int, tolerance: float) -> float:
         """How finely a chord of sample i is resolved: the margin loss down to rounding, it

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,19 +24,12 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.exact.programs import Array
-from wassail.certificates.graph.graph import Graph
-from wassail.certificates.graph.region import Where
+from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.loss.penalty import BATCH, Family, Penalty, magnitudes
-from wassail.certificates.loss.problem import Problem, WorstCase
-from wassail.certificates.loss.regression import Asked, samples_of
-from wassail.certificates.loss.residual_growth import Errors
-from wassail.certificates.loss.worst_case import limited, solved
-from wassail.certificates.loss.worst_others import OthersProblem
-from wassail.errors import InputError
-from wassail.network import Model
+from wassail.certificates.loss.problem import Problem
+from wassail.certificates.loss.residuals import Residuals
+from wassail.certificates.loss.samples import Samples
 from wassail.rounding import UNIT
-from wassail.threat import Threat, boxes_of, parse_order, parse_seconds
-from wassail.transport.allocation import sample_weights
 
 SCALES = 128  # of Huber's loss: it is known to (delta / SCALES)^2 / 8
 
@@ -45,18 +37,17 @@ SCALES = 128  # of Huber's loss: it is known to (delta / SCALES)^2 / 8
 class ResidualProblem(Problem):
     """Samples, their targets, cells, and everything evaluated or proved so far."""
 
-    def __init__(self, errors: Errors, domain: Where, mu: Tensor | None, limit: int) -> None:
-        self.residuals = errors.residuals
+    def __init__(self, samples: Samples, network: Piecewise, mu: Tensor | None, limit: int) -> None:
+        self.residuals = samples.residuals
         self.raised = self.residuals.offsets.numpy()
         # The largest slope of the loss as a function of an output.
         delta = self.residuals.delta if self.residuals.loss == "huber" else 1.0
         self.factor = self.residuals.steepest * delta
-        self.pieces = _pieces(errors)
+        self.pieces = _pieces(self.residuals)
         # The scale 0 is a piece of its own, which no cell matters to.
         self.least = _middle(delta) if self.residuals.loss == "huber" else -math.inf
-        y = torch.zeros(len(errors.x), dtype=torch.int64)
-        network = errors.graph.to(torch.device("cpu")).piecewise()
-        super().__init__(network, errors.x, y, errors.norm, domain, "margin", mu, limit)
+        given = (network, samples.x, samples.rows, samples.norm, samples.place)
+        super().__init__(*given, "margin", mu, limit)
         self.info["loss"] = self.residuals.loss
         self.steepest = _multiplied(self.steepest, self.factor)
         # A loss may be steeper where an output is too high than where it is too low.
@@ -140,9 +131,8 @@ class ResidualProblem(Problem):
         return np.array(found)
 
 
-def _pieces(errors: Errors) -> list[tuple[float, float, float]]:
+def _pieces(residuals: Residuals) -> list[tuple[float, float, float]]:
     """Scales of outputs too high and too low, and what is added."""
-    residuals = errors.residuals
     if residuals.loss != "huber":
         return [(*residuals.weights, 0.0)]
     h = residuals.delta / SCALES
@@ -167,52 +157,3 @@ def _divided(penalty: Penalty, scale: float) -> Penalty:
     if penalty.order == math.inf:
         return penalty
     return replace(penalty, lam=penalty.lam / scale * (1 - 2 * UNIT))
-
-
-def worst_error(
-    model: Model | Graph,
-    x: Tensor,
-    y: Any,
-    threat: Threat,
-    asked: Asked,
-    tolerance: float,
-    cells: int,
-) -> WorstCase:
-    """The worst expected error of a small network by its cells.
-
-    Args:
-        model: callable from a batch to outputs, or a graph that was read.
-        x: samples.
-        y: targets.
-        threat: with a subpopulation, and a price of targets, perhaps.
-        asked: loss, weights and time.
-        tolerance: of the bracket.
-        cells: how many are acceptable.
-    """
-    if asked.loss == "squared":
-        raise InputError(
-            "worst_case goes through affine pieces, and the squared error has no largest slope: "
-            "use ws.loss_curve, or loss='huber'."
-        )
-    began = clock.now()
-    p = parse_order(threat.order)
-    asked = replace(asked, arithmetic="exact", norm=threat.norm, domain=threat.domain, grid=[1.0])
-    errors, _ = samples_of(model, x, y, asked, threat.label_cost)
-    if errors.graph.smooth:
-        raise InputError(
-            "worst_case goes through the cells of a ReLU network, and a smooth one has none: use "
-            "ws.loss_curve or ws.certify."
-        )
-    own = boxes_of(errors.domain)
-    if own is not None and len(own.low) > 1:
-        raise InputError("worst_case has one box for all samples: use ws.loss_curve.")
-    left = None
-    if asked.time_limit is not None:
-        left = parse_seconds(asked.time_limit) - (clock.now() - began)
-    with limited(left):
-        problem = ResidualProblem(errors, errors.place, asked.mu, cells)
-        if threat.subpopulation == 1:
-            return solved(problem, threat.eps, p, tolerance)
-        weights = sample_weights(asked.mu, len(problem.y))
-        others = (math.inf, threat.subpopulation, p, threat.eps)
-        return OthersProblem(problem, problem.y, weights, *others).solve(tolerance)

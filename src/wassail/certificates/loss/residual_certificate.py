@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,28 +17,26 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
-from wassail.certificates.exact.infinity import infinity
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.lipschitz.ladder import lipschitz
 from wassail.certificates.loss.certificate import SLOPES, Certificate
-from wassail.certificates.loss.chords import Chords, steepest_of
+from wassail.certificates.loss.chords import Chords, change_of_scale, steepest_of
 from wassail.certificates.loss.curve import total_of
+from wassail.certificates.loss.growth import lowest_anywhere
 from wassail.certificates.loss.others import OthersCertificate
+from wassail.certificates.loss.points import Points
 from wassail.certificates.loss.recession import recession, shadow
-from wassail.certificates.loss.regression import Asked, samples_of
-from wassail.certificates.loss.residual_growth import Errors, Points, highest_errors
-from wassail.certificates.loss.slopes import ray_slope
+from wassail.certificates.loss.samples import Asked, Samples, with_errors
+from wassail.certificates.loss.slope_search import WORK, SlopeSearch
 from wassail.errors import InputError, unknown
 from wassail.geometry import vector_norm
-from wassail.network import Model, versions
+from wassail.network import Model
 from wassail.rounding import UNIT
 from wassail.specification import Specification
 from wassail.threat import Number, parse_label_cost, parse_seconds, parse_subpopulation
 from wassail.transport.allocation import sample_weights
 from wassail.transport.distribution import Distribution
 
-WORK = 60 * clock.SECOND  # operations for all slopes when there is no time limit
-DENSE_NEURONS = 300  # networks whose slope at infinity goes to branch and bound
 RADII = (1e-4, 1e-3, 1e-2, 0.05, 0.2, 0.5, 1.0, 2.0)  # where steep chords are looked for
 FAR = tuple(4.0**k for k in range(-4, 13))  # and along a ray, in units of the samples
 
@@ -103,89 +100,51 @@ def certify_errors(
     price = parse_label_cost(asked.label_cost)
     share = parse_subpopulation(asked.subpopulation)
     asked = replace(asked, arithmetic="exact", grid=[1.0])
-    errors, _ = samples_of(model, x, y, asked, price)
-    mu = sample_weights(asked.mu, len(errors.x))
+    samples, _ = with_errors(model, x, y, asked, price)
+    mu = sample_weights(asked.mu, len(samples.x))
     limit = None
     if asked.time_limit is not None:
         limit = parse_seconds(asked.time_limit) - (clock.now() - began)
     with clock.limited(limit, WORK if limit is None else math.inf):
-        work = _Slopes(errors, mu, seed)
+        work = ErrorSlopes(samples, mu, seed)
         found = work.run(tuple(slopes), price)
-    return found if share == 1 else _of_share(found, work, share)
+    if share == 1:
+        return found
+    # People may be missing (THEORY 12).
+    clean = Points(samples).clean.cpu()
+    return OthersCertificate.of(found, found.y, mu, clean, work.start, math.inf, share)
 
 
-class _Slopes:
-    """One certificate in the making."""
+class ErrorSlopes(SlopeSearch):
+    """The slopes of a loss of errors."""
 
-    def __init__(self, errors: Errors, mu: Tensor, seed: int) -> None:
-        self.errors = errors
-        self.mu = mu
-        self.seed = seed
-        self.residuals = errors.residuals
+    names = ("margin", "infinity")
+
+    def __init__(self, samples: Samples, mu: Tensor, seed: int) -> None:
+        super().__init__(samples, mu, seed)
+        self.residuals = samples.residuals
         # Of the loss as a function of u, on all of R.
         self.steep = self.residuals.delta if self.residuals.loss == "huber" else 1.0
-        self.start = self.residuals.above(errors.lowest(0.0, 0)).cpu()
-        self.found: dict[str, Bound] = {}
-        self.line: tuple[float, float] | None = None
+        self.start = self.residuals.above(samples.lowest(0.0)).cpu()
         self.rays: list[Tensor] = []
-        self.cut = False
 
     def run(self, wanted: tuple[str, ...], price: float) -> Certificate:
         """The slopes that are asked for, then points."""
-        todo = [n for n in ("margin", "infinity") if n in wanted or "anchor" in wanted]
-        for done, name in enumerate(todo):
-            parts = len(todo) - done + 1
-            with clock.limited(clock.seconds_left() / parts, clock.work_left() / parts):
-                with suppress(clock.Late):
-                    self.found[name] = self._margin() if name == "margin" else self._infinity()
-                self.cut |= clock.out_of_time()
-            self.found.setdefault(name, Bound(0.0, math.inf, "none: out of time"))
-        with suppress(clock.Late):
-            self.line = self._line()
+        self.search(self.names if "anchor" in wanted else wanted, lambda share: None)
         points = self._points()
-        columns = points.columns()
+        at, root, value, distance, side = points.columns()
         clean = points.clean.cpu()
-        gain = columns[2] - clean[columns[1]]
         if "anchor" in wanted:
-            self.found["anchor"] = self._anchor(clean, columns)
-        get = {name: bound for name, bound in self.found.items() if name in wanted}.get
-        errors = self.errors
+            self.found["anchor"] = self._anchor(clean, (at, root, value, distance, side))
+        found = Chords(root, at, value - clean[root], distance, side)
+        above = total_of(self.mu, self.start)
         return ResidualCertificate(
-            errors.x.cpu(),
-            torch.zeros(len(errors.x), dtype=torch.int64),
-            self.mu,
-            errors.norm,
-            self.residuals.loss,
-            errors.domain,
-            math.fsum((self.mu * clean).tolist()),
-            get("infinity"),
-            get("anchor"),
-            get("margin"),
-            None,
-            self.line,
-            columns[0],
-            columns[1],
-            gain,
-            columns[3],
-            columns[4],
-            points.clean_side.cpu(),
-            None,
-            self._info(),
+            **self.fields(wanted, found, clean, points.clean_predicted.cpu(), above),
             targets=self.residuals.y,
             quantile=self.residuals.quantile,
             delta=self.residuals.delta,
             label_cost=price,
         )
-
-    def _info(self) -> dict[str, Any]:
-        return {
-            "empirical_above": total_of(self.mu, self.start),
-            "versions": versions(),
-            "seed": self.seed,
-            "order": 1,
-            "smooth": self.errors.graph.smooth,
-            "cut": self.cut,
-        }
 
     def _scaled(self, bound: Bound, factor: float) -> Bound:
         """The bound on a slope of an output as one of the loss."""
@@ -193,82 +152,80 @@ class _Slopes:
         high = bound.upper * factor * (1 + 4 * UNIT)
         return Bound(low, high, bound.method, bound.witness, bound.info)
 
-    def _margin(self) -> Bound:
-        graph = self.errors.graph
-        half = graph.outputs // 2
-        eye = torch.eye(graph.outputs, dtype=torch.float64)
+    def _margin(self) -> None:
         bound = lipschitz(
-            graph.head(eye[1 : 1 + half]),
-            self.errors.norm,
-            self.errors.place,
+            self.graph.head(self.residuals.too_high),
+            self.norm,
+            self.samples.place,
             outputs="logits",
             norm_out=math.inf,
             seed=self.seed,
         )
-        return self._scaled(bound, self.residuals.steepest * self.steep)
+        self.found["margin"] = self._scaled(bound, self.residuals.steepest * self.steep)
 
-    def _infinity(self) -> Bound:
+    def _infinity(self) -> None:
         """Of outputs that are too high and of those that are too low, each with its weight."""
-        errors = self.errors
-        if errors.domain is not None and errors.bounded:
-            return Bound(0.0, 0.0, "bounded domain")
-        if errors.domain is not None:  # only a target moves without end
-            return Bound(0.0, math.inf, "none: some inputs are bounded and some are not")
-        half = errors.graph.outputs // 2
-        eye = torch.eye(errors.graph.outputs, dtype=torch.float64)
+        samples = self.samples
+        if samples.domain is not None and samples.bounded:
+            self.found["infinity"] = Bound(0.0, 0.0, "bounded domain")
+            return
+        if samples.domain is not None:  # only a target moves without end
+            method = "none: some inputs are bounded and some are not"
+            self.found["infinity"] = Bound(0.0, math.inf, method)
+            return
+        half = self.graph.outputs // 2
+        eye = torch.eye(self.graph.outputs, dtype=torch.float64)
         parts = []
         for place, weight in enumerate(self.residuals.weights):
             rows = eye[[0, *range(1 + place * half, 1 + (place + 1) * half)]]
-            far = recession(errors.graph.head(rows))
+            far = recession(self.graph.head(rows))
             if far is None:
-                return Bound(0.0, 0.0, "bounded")
-            if far.neurons <= DENSE_NEURONS:
-                one = infinity(far.piecewise(), errors.norm, [0], seed=self.seed)
-            else:
-                one = ray_slope(far.to(errors.graph.device), errors.norm, [0], self.seed)
+                self.found["infinity"] = Bound(0.0, 0.0, "bounded")
+                return
+            one = self.at_infinity(far, [0])
             if one.witness is not None:
                 self.rays.append(one.witness)
             parts.append(self._scaled(one, weight * self.steep))
         best = max(parts, key=lambda bound: bound.lower)
         high = max(bound.upper for bound in parts)
-        return Bound(best.lower, high, best.method, best.witness, best.info)
+        self.found["infinity"] = Bound(best.lower, high, best.method, best.witness, best.info)
 
-    def _line(self) -> tuple[float, float] | None:
+    def find_line(self) -> None:
         """`C + lam eps`: in a box the highest loss. On R^n an output differs from its recession
         function by no more than its drift, so that `u <= l ||x|| + max_j w_j (drift_j + offset_j)`.
         """
-        errors = self.errors
-        top = highest_errors(errors, 0)
+        samples = self.samples
+        top = lowest_anywhere(samples, 0)
         most = self.residuals.above(top).cpu()
         if bool(most.isfinite().all()):
-            return 0.0, total_of(self.mu, most)
+            self.line = 0.0, total_of(self.mu, most)
+            return
         known = self.found.get("infinity")
-        if errors.domain is not None or known is None or known.upper == math.inf:
-            return None
-        drift = shadow(errors.graph).drift(0)[1:]
+        if samples.domain is not None or known is None or known.upper == math.inf:
+            return
+        drift = shadow(self.graph).drift(0)[1:]
         offsets = self.residuals.offsets[:, 1:]
         # One of y and -y is 0 or more, and so is the drift: nothing cancels in a height, and the
         # units of the total pay for all roundings.
         rest = self.residuals.weighted(drift + offsets) * self.steep
         lam = known.upper * (1 + 1e-9)
-        length = lam * vector_norm(errors.x.cpu().double(), errors.norm)
-        height = rest.amax(1) + length * (1 + (errors.graph.inputs + 8) * UNIT)
-        return lam, total_of(self.mu, height) + 8 * UNIT * total_of(self.mu, height.abs())
+        length = lam * vector_norm(samples.x.cpu().double(), samples.norm)
+        height = rest.amax(1) + length * (1 + (self.graph.inputs + 8) * UNIT)
+        self.line = lam, total_of(self.mu, height) + 8 * UNIT * total_of(self.mu, height.abs())
 
     def _points(self) -> Points:
         """Evaluated points near and far."""
-        errors = self.errors
-        found = Points(errors)
-        n = errors.x[0].numel()
-        width = errors.reach if errors.bounded else 1.0
-        scale = width * (n ** (1 / errors.norm) if errors.norm < math.inf else 1.0)
+        samples = self.samples
+        found = Points(samples)
+        n = samples.x[0].numel()
+        scale = samples.diagonal if samples.bounded else change_of_scale(n, self.norm)
         for radius in RADII:
             found.climb(radius * scale)
-        size = max(1.0, float(errors.x.abs().max()))
+        size = max(1.0, float(samples.x.abs().max()))
         for ray in self.rays:
-            way = ray.to(errors.x).reshape(1, *errors.x.shape[1:])
+            way = ray.to(samples.x).reshape(1, *samples.x.shape[1:])
             for far in FAR:
-                found.add(errors.x + far * size * way, None)
+                found.add(samples.x + far * size * way, None)
         return found
 
     def _anchor(self, clean: Tensor, columns: tuple[Tensor, ...]) -> Bound:
@@ -279,23 +236,8 @@ class _Slopes:
         size = value + clean[root] + factor * self.residuals.y.abs().amax(1)[root]
         gain = (value - clean[root] - 16 * UNIT * size) / factor
         chord, _ = steepest_of(
-            self.errors.graph, self.errors.x, Chords(root, points, gain, distance, side)
+            self.graph, self.samples.x, Chords(root, points, gain, distance, side)
         )
         # The chord has been rounded down by 1e-12 of itself: more than two operations lose.
         low = max(chord * factor, self.found["infinity"].lower)
         return Bound(below(low, margin.upper, "anchor"), margin.upper, f"margin, {margin.method}")
-
-
-def _of_share(found: Certificate, work: _Slopes, share: float) -> OthersCertificate:
-    """The certificate where people may be missing (THEORY 12)."""
-    known = {f.name: getattr(found, f.name) for f in fields(Certificate)}
-    clean = Points(work.errors).clean.cpu()
-    return OthersCertificate(
-        **known,
-        true=found.y,
-        weights=found.mu,
-        clean=clean,
-        value=clean[found.root] + found.gain,
-        start=work.start,
-        subpopulation=share,
-    )

@@ -22,8 +22,10 @@ from wassail.certificates import clock
 from wassail.certificates.exact.penalised import Highest, Shell, highest_less_price
 from wassail.certificates.graph.specified import settled
 from wassail.certificates.loss.curve import total_of
-from wassail.certificates.loss.residual_growth import Errors, Growth, Points
+from wassail.certificates.loss.growth import Growth
+from wassail.certificates.loss.points import Points
 from wassail.certificates.loss.residual_stairs import closable, points_of, raised, target_of
+from wassail.certificates.loss.samples import Samples
 from wassail.geometry import sides
 from wassail.records import Record
 from wassail.rounding import UNIT
@@ -64,7 +66,7 @@ class Cones(Record):
 
 
 def cones_above(
-    errors: Errors,
+    samples: Samples,
     found: Points,
     above: Growth,
     mu: Tensor,
@@ -75,14 +77,14 @@ def cones_above(
     not affordable or say nothing of the loss.
 
     Args:
-        errors: the samples.
+        samples: those of a regression.
         found: their points.
         above: other bounds on their growth.
         mu: sample weights.
         budgets: where the curve is to be closed.
         report: is given the share done.
     """
-    if not budgets or not closable(errors, above):
+    if not budgets or not closable(samples, above):
         return None
     cones: list[tuple[Tensor, float]] = []
     for turn in range(TURNS):
@@ -94,7 +96,7 @@ def cones_above(
             if min(known, default=math.inf) <= least * (1 + CLOSE) or clock.out_of_time():
                 continue
             rise = min(target.lam / eps, above.slope)
-            cones.append((_heights(errors, found, points, above, rise, target.share), rise))
+            cones.append((_heights(samples, found, points, above, rise, target.share), rise))
             report((turn * len(budgets) + place + 1) / (TURNS * len(budgets)))
     if not cones:
         return None
@@ -103,7 +105,7 @@ def cones_above(
 
 
 def _heights(
-    errors: Errors,
+    samples: Samples,
     found: Points,
     points: list[list[tuple[float, float]]],
     above: Growth,
@@ -119,7 +121,7 @@ def _heights(
         left = len(points) - i
         with clock.limited(clock.seconds_left() / left, EFFORT):
             known = max(value - rise * d for value, d in own)
-            one = _highest(errors, above, i, rise, known, share)
+            one = _highest(samples, above, i, rise, known, share)
         heights.append(raised(one.upper, above.lift))
         if one.point is not None:
             best[i] = one.point.reshape(best.shape[1:]).to(best)
@@ -128,28 +130,28 @@ def _heights(
 
 
 def _highest(
-    errors: Errors, above: Growth, i: int, rise: float, known: float, share: float
+    samples: Samples, above: Growth, i: int, rise: float, known: float, share: float
 ) -> Highest:
     """The largest `loss - rise d` of sample i: of outputs too high and too low, each with its
     weight.
     """
-    x = errors.x[i].double().cpu()
-    box = _box(errors, i)
+    x = samples.x[i].double().cpu()
+    box = _box(samples, i)
     far = torch.maximum(x.flatten() - box.low, box.high - x.flatten())
-    length = float(torch.linalg.vector_norm(far, errors.norm)) * (1 + (len(far) + 8) * UNIT)
+    length = float(torch.linalg.vector_norm(far, samples.norm)) * (1 + (len(far) + 8) * UNIT)
     shells = _shells(above, i, rise, length)
-    offsets = errors.residuals.offsets[i]
+    offsets = samples.residuals.offsets[i]
     high, low = torch.arange(1, len(offsets)).chunk(2)
-    parts = [*zip(errors.residuals.weights, (high, low))]
-    if errors.residuals.loss == "absolute":
+    parts = [*zip(samples.residuals.weights, (high, low))]
+    if samples.residuals.loss == "absolute":
         parts = [(1.0, torch.cat([high, low]))]
     value, upper, point = known, known, None
     for weight, half in parts:
         columns = torch.cat([torch.zeros_like(half[:1]), half])
         one = highest_less_price(
-            settled(errors.graph, columns, offsets[columns]),
+            settled(samples.graph, columns, offsets[columns]),
             x,
-            errors.norm,
+            samples.norm,
             box,  # type: ignore[arg-type]
             rise / weight * (1 - 2 * UNIT),  # a lower price is sound
             [replace(shell, most=_above(shell.most / weight)) for shell in shells],
@@ -162,11 +164,11 @@ def _highest(
     return Highest(value, upper, point)
 
 
-def _box(errors: Errors, i: int) -> Boxes:
+def _box(samples: Samples, i: int) -> Boxes:
     """The box of sample i, for flat points."""
     rows = torch.tensor([i])
-    x = errors.x[rows].double().cpu()
-    low, high = sides(box_at(errors.domain, rows), x)
+    x = samples.x[rows].double().cpu()
+    low, high = sides(box_at(samples.domain, rows), x)
     ends = [torch.as_tensor(side, dtype=torch.float64).cpu().expand_as(x) for side in (low, high)]
     return Boxes(ends[0].flatten(), ends[1].flatten())
 

@@ -25,7 +25,9 @@ from torch import Tensor
 from wassail.certificates import clock
 from wassail.certificates.exact.nearest_flip import nearest_flip
 from wassail.certificates.graph.specified import settled
-from wassail.certificates.loss.residual_growth import Errors, Growth, Points
+from wassail.certificates.loss.growth import Growth
+from wassail.certificates.loss.points import Points
+from wassail.certificates.loss.samples import Samples
 from wassail.records import Record
 from wassail.rounding import UNIT
 from wassail.threat import box_at
@@ -146,7 +148,7 @@ class Stairs(Record):
 
 
 def stairs_above(
-    errors: Errors,
+    samples: Samples,
     found: Points,
     above: Growth,
     mu: Tensor,
@@ -158,7 +160,7 @@ def stairs_above(
     not affordable or say nothing of the loss.
 
     Args:
-        errors: the samples.
+        samples: those of a regression.
         found: their points.
         above: other bounds on their growth.
         mu: sample weights.
@@ -166,7 +168,7 @@ def stairs_above(
         budgets: where the curve is to be closed.
         report: is given the share done.
     """
-    if not budgets or not closable(errors, above):
+    if not budgets or not closable(samples, above):
         return None
     starts, ends = above.start.tolist(), above.ceiling[:, -1].tolist()
     stairs = [
@@ -182,17 +184,17 @@ def stairs_above(
         for i, stair in enumerate(stairs):
             with clock.limited(None, left[i]):
                 with suppress(clock.Late):
-                    _climb(errors, i, stair, targets, above.slope)
+                    _climb(samples, i, stair, targets, above.slope)
                 left[i] = clock.work_left()
             report((turn + (i + 1) / len(stairs)) / len(SHARES))
     _add(found, stairs)
     return _of_lists(stairs, above.lift)
 
 
-def closable(errors: Errors, above: Growth) -> bool:
+def closable(samples: Samples, above: Growth) -> bool:
     """Whether exact searches are affordable and say something of the loss."""
-    small = not errors.graph.smooth and errors.graph.neurons <= NEURONS
-    fit = errors.residuals.loss in LOSSES and small and errors.bounded
+    small = not samples.graph.smooth and samples.graph.neurons <= NEURONS
+    fit = samples.residuals.loss in LOSSES and small and samples.bounded
     return fit and 0 < above.slope < math.inf and above.lift < math.inf
 
 
@@ -255,7 +257,7 @@ def target_of(
     return Target(order, eps, lam, share * max(dual(lam), least))
 
 
-def _climb(errors: Errors, i: int, stair: Stair, targets: Sequence[Target], slope: float) -> None:
+def _climb(samples: Samples, i: int, stair: Stair, targets: Sequence[Target], slope: float) -> None:
     """Put in the steps of sample i that are missing, from the lowest on."""
     place = 0
     while not clock.late():
@@ -266,23 +268,23 @@ def _climb(errors: Errors, i: int, stair: Stair, targets: Sequence[Target], slop
         if known > place:
             place = known
             continue
-        _step(errors, i, stair, place, top, stair.wanted(place, top, targets))
+        _step(samples, i, stair, place, top, stair.wanted(place, top, targets))
         place = min(place + 1, len(stair.steps) - 1)
 
 
-def _step(errors: Errors, i: int, stair: Stair, place: int, top: float, want: float) -> None:
+def _step(samples: Samples, i: int, stair: Stair, place: int, top: float, want: float) -> None:
     """One step: a proof at the radius that is wanted, or the distance where an error is nearer."""
-    residuals, rows = errors.residuals, torch.tensor([i])
+    residuals, rows = samples.residuals, torch.tensor([i])
     offsets = allowed(residuals.y[i], top, residuals.weights)
-    graph = settled(errors.graph, torch.arange(len(offsets)), offsets)
-    where = (errors.x[rows], torch.zeros(1, dtype=torch.int64), errors.norm)
+    graph = settled(samples.graph, torch.arange(len(offsets)), offsets)
+    where = (samples.x[rows], torch.zeros(1, dtype=torch.int64), samples.norm)
     radius, upper = stair.steps[place][1], math.inf
     for within in (want, None):
         with clock.limited(None, QUERY):
             found = nearest_flip(
                 graph,
                 *where,
-                box_at(errors.domain, rows),
+                box_at(samples.domain, rows),
                 lower=torch.tensor([radius], dtype=torch.float64),
                 upper=torch.tensor([upper], dtype=torch.float64),
                 within=within,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from torch import Tensor
 from wassail.certificates.graph.graph import Affine, Graph, Input, Node
 from wassail.certificates.graph.maps import Matrix, Pick, Sum
 from wassail.certificates.graph.specified import specified
+from wassail.certificates.loss.labels import Loss
 from wassail.certificates.relax.balls import Targets
 from wassail.errors import InputError
 from wassail.rounding import UNIT, up
@@ -32,7 +33,7 @@ from wassail.threat import Boxes, Domain, Number, boxes_of, number
 
 
 @dataclass(frozen=True, eq=False)
-class Residuals:
+class Residuals(Loss):
     """The targets of N samples and what an error costs.
 
     Args:
@@ -47,6 +48,8 @@ class Residuals:
     y: Tensor
     quantile: float = 0.5
     delta: float = 1.0
+
+    starts: ClassVar[tuple[int | None, ...]] = (0, 1)
 
     @classmethod
     def of(cls, loss: str, y: Any, quantile: Number, delta: Number, count: int) -> Residuals:
@@ -91,23 +94,52 @@ class Residuals:
         return torch.cat([torch.zeros_like(self.y[:, :1]), -self.y, self.y], 1)
 
     def targets(self, device: torch.device) -> Targets:
-        """The same for bounds on balls.
-
-        Args:
-            device: where the network is.
-        """
+        """The targets, on both sides."""
         offsets = self.offsets.to(device)
         matters = torch.ones_like(offsets, dtype=torch.bool)
         matters[:, 0] = False
         return Targets(offsets, matters)
 
-    def take(self, rows: Tensor) -> Residuals:
-        """Those of some samples.
+    @property
+    def rows(self) -> Tensor:
+        """Output 0, which is 0."""
+        return torch.zeros(len(self.y), dtype=torch.int64)
 
-        Args:
-            rows: places.
-        """
-        return replace(self, y=self.y[rows.to(self.y.device)])
+    @property
+    def too_high(self) -> Tensor:
+        """Rows that pick the outputs `f` of `(0, f, -f)`, `(K, 2K + 1)`."""
+        count = self.y.shape[1]
+        return torch.eye(2 * count + 1, dtype=torch.float64)[1 : 1 + count]
+
+    def scores(self, z: Tensor) -> Tensor:
+        """Errors with both signs, `(N, 2K)`, of the outputs `(0, f, -f)`."""
+        return (z + self.offsets.to(z.device))[:, 1:]
+
+    def scores_of_model(self, z: Tensor) -> Tensor:
+        """The same, of the outputs f."""
+        apart = z - self.y.to(z.device)
+        return torch.cat([apart, -apart], 1)
+
+    def judged(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """A class is 1 + the side of the largest error."""
+        return self.value(self.height(scores)), scores.argmax(1) + 1
+
+    def height(self, scores: Tensor) -> Tensor:
+        """u, of which the loss is a rising function."""
+        return self.largest(scores)
+
+    def climbed(self, scores: Tensor, start: int | None) -> Tensor:
+        """u; the first output, too high or too low, where the ascent starts."""
+        half = scores.shape[1] // 2
+        return (self.largest(scores) if start is None else scores[:, start * half]).sum()
+
+    def steepness(self, slope: float, lift: float, top: Tensor) -> tuple[float, float]:
+        """By the steepest slope of phi in the domain."""
+        # What is used of this sum is rounded up by more than its rounding.
+        reach = max(float(self.largest(-top[:, 1:]).max()) + lift, 0.0)
+        factor = self.steepest * self.slope(reach)
+        steep = slope * factor * (1 + 4 * UNIT) if slope and factor else 0.0
+        return steep, lift * factor * (1 + 4 * UNIT) if lift else 0.0
 
     def weighted(self, signed: Tensor) -> Tensor:
         """Errors with both signs, each times its weight, `(M, 2K)`.
@@ -139,11 +171,7 @@ class Residuals:
         return u * u if self.loss == "squared" else u
 
     def above(self, lowest: Tensor) -> Tensor:
-        """The loss where every margin is at its lower bound, `(N, 2K + 1) -> (N,)`, rounded up.
-
-        Args:
-            lowest: of output 0 against the others.
-        """
+        """By the largest weighted error."""
         u = self.largest(-lowest[:, 1:])
         if self.loss == "absolute":
             return u

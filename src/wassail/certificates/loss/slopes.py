@@ -20,7 +20,8 @@ from wassail.certificates.bound import Bound, below
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Ball, Region, Where
 from wassail.certificates.lipschitz.ladder import lipschitz
-from wassail.certificates.loss.chords import CLIMB, STARTS, Chords, loss_above
+from wassail.certificates.loss.chords import CLIMB, STARTS, Chords
+from wassail.certificates.loss.labels import loss_above
 from wassail.certificates.loss.recession import highest
 from wassail.certificates.relax.balls import Balls
 from wassail.certificates.relax.crown import Sweep, margins
@@ -135,13 +136,11 @@ def whole_box(graph: Graph, domain: tuple[float, float] | tuple[Tensor, Tensor])
     return Balls.make(middle, radius, math.inf, (region.low, region.high))
 
 
-def highest_loss(
-    graph: Graph, labels: Sequence[int], loss: str, domain: Domain, steps: int = 0
-) -> Tensor:
-    """Upper bounds on the loss of each label wherever in the domain a sample goes, `(L,)`.
+def lowest_margins(graph: Graph, labels: Sequence[int], domain: Domain, steps: int = 0) -> Tensor:
+    """Lower bounds on the margins of each label wherever in the domain a sample goes, `(L, K)`.
 
-    In a box by linear bounds on the margins; by what the margins can be on R^n, which is finite for
-    bounded networks.
+    In a box by linear bounds; by what the margins can be on R^n, which is finite for bounded
+    networks.
     """
     lowest = -highest(graph, labels)
     own = torch.tensor(labels, device=graph.device)
@@ -150,7 +149,15 @@ def highest_loss(
     if domain is not None:
         sweep = Sweep(graph, whole_box(graph, domain), steps).run()
         lowest = torch.maximum(lowest, torch.cat([margins(sweep, k)[0] for k in own[:, None]]))
-    return loss_above(lowest, own, loss).cpu()
+    return lowest
+
+
+def highest_loss(
+    graph: Graph, labels: Sequence[int], loss: str, domain: Domain, steps: int = 0
+) -> Tensor:
+    """Upper bounds on the loss of each label wherever in the domain a sample goes, `(L,)`."""
+    own = torch.tensor(labels, device=graph.device)
+    return loss_above(lowest_margins(graph, labels, domain, steps), own, loss).cpu()
 
 
 def paper_smooth_slope(
