@@ -207,6 +207,13 @@ class Reading:
         keys += [] if self.certified is None else [self.certified]
         return tuple(keys)
 
+    @cached_property
+    def attacked(self) -> Tensor:
+        """Distances of the nearest flips that were known before radii were sought, `(N,)`."""
+        known = [self.distances(key) for key in self.sources if key != self.certified]
+        none = torch.full((self.chunks.n,), math.inf, dtype=torch.float64)
+        return torch.stack([none, *known]).amin(0)
+
     @property
     def _looked(self) -> list[str]:
         """The folder of the last look at the drawn samples, if passes were chosen on them."""

@@ -20,12 +20,18 @@ from wassail.evaluation.notes import Notes
 from wassail.evaluation.result import Outcome
 from wassail.network import Model
 from wassail.specification import labels_at
-from wassail.threat import Threat, box_at
+from wassail.threat import Threat, box_at, number
 
 CONFIDENCE = 0.95
+DRAWN = 59  # radii: where so many of any number are true, at most 5 % are false, at CONFIDENCE
+SHARE = 0.1  # of the radii, where that is fewer
 EXACT = 1e-6  # relative: an exact radius is the distance itself to 1e-9, and both are computed
 PATIENCE = 60.0  # seconds for a radius that the usual work does not prove again
 NEARLY = 2e-4  # the same in executed arithmetic
+# Relative: an executed radius is exact where a flip is at most so much farther away (see `Radii`),
+# and points are rounded to float32.
+CLOSED = 1.0005 * MET
+QUICK = 0.05  # seconds of work of the first branching: it proves most at a fraction of the price
 
 
 def most_false(n: int, k: int) -> int:
@@ -47,15 +53,19 @@ def most_false(n: int, k: int) -> int:
     return low
 
 
-def prove_again(run: Outcome, model: Model, share: float, seed: int, notes: Notes) -> None:
-    """Prove radii again, all of them or a share drawn at random.
+def few(run: Outcome) -> float:
+    """The share of the radii that is enough for a verification in little time: a tenth, at most
+    `DRAWN`.
+    """
+    n = 0 if run.radii is None else int((run.radii > 0).sum())
+    return min(SHARE, DRAWN / max(n, 1))
 
-    Args:
-        run: the evaluation, with radii.
-        model: that it is about.
-        share: of the radii above 0, between 0 and 1.
-        seed: of the draw.
-        notes: where the answer goes.
+
+def prove_again(
+    run: Outcome, model: Model, share: float, seed: int, notes: Notes, attacked: Tensor
+) -> None:
+    """Some certified radii of a run, drawn at random, proved again. attacked: distances of the
+    flips that were known before the radii were sought, `(N,)`.
     """
     assert run.radii is not None
     claimed = (run.radii > 0).nonzero()[:, 0]
@@ -68,7 +78,7 @@ def prove_again(run: Outcome, model: Model, share: float, seed: int, notes: Note
             f"{n} certified radii: none was proved again (radii=True, or a share of them; --radii)."
         )
         return
-    count = min(math.ceil(share * n), n)
+    count = min(math.ceil(share * n - 1e-9), n)
     chosen = np.sort(np.random.default_rng(seed).permutation(n)[:count])
     index = claimed[torch.from_numpy(chosen)]
     method = str((run.info.get("certify") or {}).get("method", "auto"))
@@ -76,7 +86,8 @@ def prove_again(run: Outcome, model: Model, share: float, seed: int, notes: Note
     graph = read(model, tuple(run.images([])[0].shape[1:]), smooth=True)
     found = [0, 0, 0]
     for part in torch.split(index, BATCH) if count else ():
-        found = [a + b for a, b in zip(found, _unproved(run, model, graph, part, method))]
+        new = _unproved(run, model, graph, part, method, attacked[part])
+        found = [a + b for a, b in zip(found, new)]
     words = (
         "could not be proved again",
         "are called exact and are not the distance",
@@ -100,10 +111,10 @@ def prove_again(run: Outcome, model: Model, share: float, seed: int, notes: Note
 
 
 def _unproved(
-    run: Outcome, model: Model, graph: Graph, index: Tensor, method: str
+    run: Outcome, model: Model, graph: Graph, index: Tensor, method: str, attacked: Tensor
 ) -> tuple[int, int, int]:
     """How many radii of some samples are not proved; how many of the others are called exact and
-    are not, and how many of those cannot be shown to be.
+    are not, and how many of those cannot be shown to be. attacked: as in `prove_again`, `(n,)`.
     """
     assert run.radii is not None and run.exact is not None
     x, _ = run.images(index.tolist())
@@ -112,32 +123,38 @@ def _unproved(
     exact = run.exact[index]
     threat = replace(run.threat, domain=run.inside(model, index, x))
     arithmetic = "executed" if run.certificate.get("arithmetic") == "executed" else "exact"
-    # In executed arithmetic what an exact search finds depends, by rounding, on where it began:
-    # what is proved does not.
-    same = EXACT if arithmetic == "exact" else NEARLY
     # Between a radius that is proved and a flip that was looked at, no search finds anything else.
-    closed = stated >= run.distances[index] * (1 - same)
+    if arithmetic == "exact":
+        closed = stated >= run.distances[index] * (1 - EXACT)
+    else:
+        closed = run.distances[index] <= stated * (1 + CLOSED)
     search = ((exact & ~closed) | torch.isinf(stated)).nonzero()[:, 0]
     bad = torch.zeros(len(index), dtype=torch.bool)
     simple = torch.isfinite(stated) & (~exact | closed if arithmetic == "exact" else True)
     left = simple.nonzero()[:, 0]
 
-    def proved(rows: Tensor, way: str, patience: float | None = None) -> Tensor:
+    def proved(rows: Tensor, way: str, **budget: float) -> Tensor:
         """Which radii one method proves."""
         ball = Threat(threat.norm, math.inf, float(stated[rows].max()), box_at(threat.domain, rows))
         given = (graph, x[rows], labels_at(y, rows), ball, way)
-        return prove(*given, arithmetic=arithmetic, at=stated[rows], time_limit=patience).proved
+        return prove(*given, arithmetic=arithmetic, at=stated[rows], **budget).proved
 
     # Any proof will do, so the cheapest way is tried first.
-    for way in dict.fromkeys(("crown", method, "auto")):
+    own = _effort(run)
+    ways: list[tuple[str, dict[str, float]]] = [("crown", {}), ("branch", {"effort": QUICK})]
+    ways += [(method, {} if own is None else {"effort": own})]
+    ways += [(way, {}) for way in dict.fromkeys((method, "auto"))]
+    if method == "branch":  # a search may have taken more than the usual work
+        ways.append(("branch", {"time_limit": PATIENCE * len(left)}))
+    for way, budget in ways:
         if len(left):
-            left = left[~proved(left, way)]
-    if len(left) and method == "branch":  # a search may have taken more than the usual work
-        left = left[~proved(left, "branch", PATIENCE * len(left))]
+            left = left[~proved(left, way, **budget)]
     bad[left] = True
     if not len(search):
         return int(bad.sum()), 0, 0
-    upper = run.distances[index][search]
+    # As the run sought them: where a search begins moves what it finds in executed arithmetic.
+    closing = (run.info.get("certify") or {}).get("gap") is not None
+    upper = run.distances[index] if closing else attacked
     found = radii(
         graph,
         x[search],
@@ -146,7 +163,8 @@ def _unproved(
         box_at(threat.domain, search),
         method,
         arithmetic=arithmetic,
-        upper=upper,
+        upper=upper[search],
+        effort=own,
     )
     claimed = stated[search]
     short = (found.values < claimed) & ((arithmetic == "exact") | torch.isinf(claimed))
@@ -155,11 +173,18 @@ def _unproved(
     if len(near_miss):
         short[near_miss] = ~proved(search[near_miss], method)
     bad[search] |= short
+    same = EXACT if arithmetic == "exact" else NEARLY
     near = (found.values - claimed).abs() <= same * claimed
     near |= torch.isinf(found.values) & torch.isinf(claimed)
-    known = torch.where(found.exact, near, _met(claimed, upper, arithmetic))
+    known = torch.where(found.exact, near, _met(claimed, run.distances[index][search], arithmetic))
     vague = exact[search] & ~bad[search] & ~known
     return int(bad.sum()), int((vague & found.exact).sum()), int((vague & ~found.exact).sum())
+
+
+def _effort(run: Outcome) -> float | None:
+    """The effort that the run was given, as far as its reader is patient; None for the usual."""
+    stated = (run.info.get("certify") or {}).get("effort")
+    return None if stated is None else min(number(stated, "effort"), PATIENCE)
 
 
 def _met(claimed: Tensor, distances: Tensor, arithmetic: str) -> Tensor:

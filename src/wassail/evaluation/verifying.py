@@ -75,20 +75,23 @@ def verify(
         # What a warning would say of the points of a run is counted, and is a problem.
         warnings.simplefilter("ignore", ModelWarning)
         _look_at_nearest(run, model, batch_size, notes)
+        attacked = run.distances
         if run.folder is None:
             notes.unchecked.append(
                 "everything but the samples' predictions and nearest flips: this run has no folder."
             )
         else:
             try:
-                _Folder(run, model, data, batch_size, drawn, notes).look(records)
+                folder = _Folder(run, model, data, batch_size, drawn, notes)
+                folder.look(records)
+                attacked = folder.reading.attacked
             except ODD as error:
                 if isinstance(error, InputError):
                     raise
                 raise unreadable(run.folder, error) from None
         notes.choices += plain_sentence(run, model)
     if run.radii is not None:
-        prove_again(run, model, share, drawn, notes)
+        prove_again(run, model, share, drawn, notes, attacked)
     notes.unchecked.append(
         "the passes and times, what the checks before the attacks said, and the names and versions "
         "in the configuration: only another run tells."
