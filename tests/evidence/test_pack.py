@@ -66,11 +66,11 @@ def test_later_samples_are_those_that_the_reader_has(made: Path) -> None:
 
 
 def test_few_radii_are_proved_again() -> None:
-    """A tenth, and of many 59: if these are true, at most 5 % are false."""
-    for n, count in ((0, 0), (40, 4), (171, 18), (590, 59), (913, 59), (10**6, 59)):
+    """A tenth, and of many 45: if these are true, at most 6.5 % are false."""
+    for n, count in ((0, 0), (40, 4), (171, 18), (450, 45), (913, 45), (10**6, 45)):
         run = SimpleNamespace(radii=torch.ones(n))
         assert math.ceil(few(run) * n - 1e-9) == count  # type: ignore[arg-type]
-    assert most_false(10**4, DRAWN) <= 500
+    assert most_false(10**4, DRAWN) <= 650
 
 
 def test_the_record_fits_its_schema(made: Path) -> None:

@@ -431,7 +431,7 @@ def _verify_command(children: argparse._SubParsersAction[Any]) -> None:
         const="1",
         metavar="SHARE",
         help="prove the certified radii again; with a share (0.1) so many, drawn at random "
-        "(default: none of a run; of a pack a tenth, at most 59)",
+        "(default: none of a run; of a pack a tenth, at most 45)",
     )
     about = "of what is drawn at random (default: a new one, printed)"
     shared(verify, "--seed", default=None, help=about)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from wassail.specification import labels_at
 from wassail.threat import Threat, box_at, number
 
 CONFIDENCE = 0.95
-DRAWN = 59  # radii: where so many of any number are true, at most 5 % are false, at CONFIDENCE
+DRAWN = 45  # radii: where so many of any number are true, at most 6.5 % are false, at CONFIDENCE
 SHARE = 0.1  # of the radii, where that is fewer
 EXACT = 1e-6  # relative: an exact radius is the distance itself to 1e-9, and both are computed
 PATIENCE = 60.0  # seconds for a radius that the usual work does not prove again
@@ -133,7 +134,7 @@ def _unproved(
     simple = torch.isfinite(stated) & (~exact | closed if arithmetic == "exact" else True)
     left = simple.nonzero()[:, 0]
 
-    def proved(rows: Tensor, way: str, **budget: float) -> Tensor:
+    def proved(rows: Tensor, way: str, **budget: Any) -> Tensor:
         """Which radii one method proves."""
         ball = Threat(threat.norm, math.inf, float(stated[rows].max()), box_at(threat.domain, rows))
         given = (graph, x[rows], labels_at(y, rows), ball, way)
@@ -141,7 +142,7 @@ def _unproved(
 
     # Any proof will do, so the cheapest way is tried first.
     own = _effort(run)
-    ways: list[tuple[str, dict[str, float]]] = [("crown", {}), ("branch", {"effort": QUICK})]
+    ways: list[tuple[str, dict[str, Any]]] = [("crown", {}), ("branch", {"effort": QUICK})]
     ways += [(method, {} if own is None else {"effort": own})]
     ways += [(way, {}) for way in dict.fromkeys((method, "auto"))]
     if method == "branch":  # a search may have taken more than the usual work
