@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.prove.ladder import METHODS
 from wassail.certificates.prove.problem import BATCH
 from wassail.certificates.prove.radii import radii
 from wassail.certificates.prove.record import EXACT as MET
+from wassail.certificates.prove.record import Radii
 from wassail.certificates.prove.verify import verify as prove
 from wassail.evaluation.notes import Notes
 from wassail.evaluation.result import Outcome
 from wassail.network import Model
-from wassail.specification import labels_at
-from wassail.threat import Threat, box_at, number
+from wassail.specification import Labels, labels_at
+from wassail.threat import Domain, Threat, number
 
 CONFIDENCE = 0.95
 DRAWN = 45  # radii: where so many of any number are true, at most 6.5 % are false, at CONFIDENCE
@@ -82,13 +81,10 @@ def prove_again(
     count = min(math.ceil(share * n - 1e-9), n)
     chosen = np.sort(np.random.default_rng(seed).permutation(n)[:count])
     index = claimed[torch.from_numpy(chosen)]
-    method = str((run.info.get("certify") or {}).get("method", "auto"))
-    method = method if method in METHODS else "auto"
-    graph = read(model, tuple(run.images([])[0].shape[1:]), smooth=True)
+    again = _Again(run, model, attacked)
     found = [0, 0, 0]
     for part in torch.split(index, BATCH) if count else ():
-        new = _unproved(run, model, graph, part, method, attacked[part])
-        found = [a + b for a, b in zip(found, new)]
+        found = [a + b for a, b in zip(found, again.false(part))]
     words = (
         "could not be proved again",
         "are called exact and are not the distance",
@@ -111,86 +107,91 @@ def prove_again(
     notes.unchecked.append(f"the other {n - count} radii.")
 
 
-def _unproved(
-    run: Outcome, model: Model, graph: Graph, index: Tensor, method: str, attacked: Tensor
-) -> tuple[int, int, int]:
-    """How many radii of some samples are not proved; how many of the others are called exact and
-    are not, and how many of those cannot be shown to be. attacked: as in `prove_again`, `(n,)`.
-    """
-    assert run.radii is not None and run.exact is not None
-    x, _ = run.images(index.tolist())
-    y = labels_at(run.right, index)
-    stated = run.radii[index]
-    exact = run.exact[index]
-    threat = replace(run.threat, domain=run.inside(model, index, x))
-    arithmetic = "executed" if run.certificate.get("arithmetic") == "executed" else "exact"
-    # Between a radius that is proved and a flip that was looked at, no search finds anything else.
-    if arithmetic == "exact":
-        closed = stated >= run.distances[index] * (1 - EXACT)
-    else:
-        closed = run.distances[index] <= stated * (1 + CLOSED)
-    search = ((exact & ~closed) | torch.isinf(stated)).nonzero()[:, 0]
-    bad = torch.zeros(len(index), dtype=torch.bool)
-    simple = torch.isfinite(stated) & (~exact | closed if arithmetic == "exact" else True)
-    left = simple.nonzero()[:, 0]
+class _Again:
+    """Radii of a run, proved and sought again. attacked: as in `prove_again`."""
 
-    def proved(rows: Tensor, way: str, **budget: Any) -> Tensor:
-        """Which radii one method proves."""
-        ball = Threat(threat.norm, math.inf, float(stated[rows].max()), box_at(threat.domain, rows))
-        given = (graph, x[rows], labels_at(y, rows), ball, way)
-        return prove(*given, arithmetic=arithmetic, at=stated[rows], **budget).proved
+    def __init__(self, run: Outcome, model: Model, attacked: Tensor) -> None:
+        self.run = run
+        self.model = model
+        self.graph = read(model, tuple(run.images([])[0].shape[1:]), smooth=True)
+        asked = run.info.get("certify") or {}
+        method = str(asked.get("method", "auto"))
+        self.method = method if method in METHODS else "auto"
+        # As the run was given, as far as its reader is patient; None for the usual.
+        effort = asked.get("effort")
+        self.effort = None if effort is None else min(number(effort, "effort"), PATIENCE)
+        # A search begins where that of the run did, which moves what it finds by rounding.
+        # Where a gap was closed, attacks and proofs took turns.
+        self.upper = attacked if asked.get("gap") is None else run.distances
+        self.executed = run.certificate.get("arithmetic") == "executed"
+        self.arithmetic = "executed" if self.executed else "exact"
 
-    # Any proof will do, so the cheapest way is tried first.
-    own = _effort(run)
-    ways: list[tuple[str, dict[str, Any]]] = [("crown", {}), ("branch", {"effort": QUICK})]
-    ways += [(method, {} if own is None else {"effort": own})]
-    ways += [(way, {}) for way in dict.fromkeys((method, "auto"))]
-    if method == "branch":  # a search may have taken more than the usual work
-        ways.append(("branch", {"time_limit": PATIENCE * len(left)}))
-    for way, budget in ways:
-        if len(left):
-            left = left[~proved(left, way, **budget)]
-    bad[left] = True
-    if not len(search):
-        return int(bad.sum()), 0, 0
-    # As the run sought them: where a search begins moves what it finds in executed arithmetic.
-    closing = (run.info.get("certify") or {}).get("gap") is not None
-    upper = run.distances[index] if closing else attacked
-    found = radii(
-        graph,
-        x[search],
-        labels_at(y, search),
-        threat.norm,
-        box_at(threat.domain, search),
-        method,
-        arithmetic=arithmetic,
-        upper=upper[search],
-        effort=own,
-    )
-    claimed = stated[search]
-    short = (found.values < claimed) & ((arithmetic == "exact") | torch.isinf(claimed))
-    # The search stops a little below the distance.
-    near_miss = (short & torch.isfinite(claimed)).nonzero()[:, 0]
-    if len(near_miss):
-        short[near_miss] = ~proved(search[near_miss], method)
-    bad[search] |= short
-    same = EXACT if arithmetic == "exact" else NEARLY
-    near = (found.values - claimed).abs() <= same * claimed
-    near |= torch.isinf(found.values) & torch.isinf(claimed)
-    known = torch.where(found.exact, near, _met(claimed, run.distances[index][search], arithmetic))
-    vague = exact[search] & ~bad[search] & ~known
-    return int(bad.sum()), int((vague & found.exact).sum()), int((vague & ~found.exact).sum())
+    def false(self, index: Tensor) -> tuple[int, int, int]:
+        """How many radii of some samples are not proved; how many of the others are called exact
+        and are not, and how many of those cannot be shown to be.
+        """
+        assert self.run.radii is not None and self.run.exact is not None
+        stated = self.run.radii[index]
+        exact = self.run.exact[index]
+        distances = self.run.distances[index]
+        # Between a radius that is proved and a flip that was looked at, no search finds anything
+        # else.
+        closed = stated >= distances * (1 - EXACT)
+        if self.executed:
+            closed = distances <= stated * (1 + CLOSED)
+        search = (exact & ~closed) | torch.isinf(stated)
+        simple = torch.isfinite(stated) & (~search | self.executed)
+        bad = torch.zeros(len(index), dtype=torch.bool)
+        bad[simple] = ~self._proved(index[simple])
+        rows = search.nonzero()[:, 0]
+        if not len(rows):
+            return int(bad.sum()), 0, 0
+        found = self._sought(index[rows])
+        claimed = stated[rows]
+        short = (found.values < claimed) & (torch.isinf(claimed) | (not self.executed))
+        # The search stops a little below the distance.
+        near_miss = (short & torch.isfinite(claimed)).nonzero()[:, 0]
+        if len(near_miss):
+            short[near_miss] = ~self._by(self.method, index[rows[near_miss]])
+        bad[rows] |= short
+        near = (found.values - claimed).abs() <= (NEARLY if self.executed else EXACT) * claimed
+        near |= torch.isinf(found.values) & torch.isinf(claimed)
+        # Where no search finds the distance: proved, with a flip that was looked at near enough.
+        met = (claimed >= distances[rows] * (1 - MET) * (1 - 1e-9)) & self.executed
+        vague = exact[rows] & ~bad[rows] & ~torch.where(found.exact, near, met)
+        return int(bad.sum()), int((vague & found.exact).sum()), int((vague & ~found.exact).sum())
 
+    def _proved(self, index: Tensor) -> Tensor:
+        """Which radii are proved, bool `(n,)`: any proof will do, the cheapest is tried first."""
+        ways: list[tuple[str, dict[str, Any]]] = [("crown", {}), ("branch", {"effort": QUICK})]
+        if self.effort is not None:
+            ways.append((self.method, {"effort": self.effort}))
+        ways += [(way, {}) for way in dict.fromkeys((self.method, "auto"))]
+        left = torch.arange(len(index))
+        for way, budget in ways:
+            if len(left):
+                left = left[~self._by(way, index[left], **budget)]
+        if len(left) and self.method == "branch":  # a search may have taken more than usual
+            left = left[~self._by("branch", index[left], time_limit=PATIENCE * len(left))]
+        return torch.ones(len(index), dtype=torch.bool).index_fill(0, left, False)
 
-def _effort(run: Outcome) -> float | None:
-    """The effort that the run was given, as far as its reader is patient; None for the usual."""
-    stated = (run.info.get("certify") or {}).get("effort")
-    return None if stated is None else min(number(stated, "effort"), PATIENCE)
+    def _by(self, way: str, index: Tensor, **budget: Any) -> Tensor:
+        """Which radii one method proves, bool `(n,)`."""
+        assert self.run.radii is not None
+        x, y, domain = self._samples(index)
+        stated = self.run.radii[index]
+        ball = Threat(self.run.threat.norm, math.inf, float(stated.max()), domain)
+        kept = {"arithmetic": self.arithmetic, "at": stated, **budget}
+        return prove(self.graph, x, y, ball, way, **kept).proved
 
+    def _sought(self, index: Tensor) -> Radii:
+        """Radii as the run sought them."""
+        x, y, domain = self._samples(index)
+        norm, upper = self.run.threat.norm, self.upper[index]
+        kept: dict[str, Any] = {"arithmetic": self.arithmetic, "effort": self.effort}
+        return radii(self.graph, x, y, norm, domain, self.method, upper=upper, **kept)
 
-def _met(claimed: Tensor, distances: Tensor, arithmetic: str) -> Tensor:
-    """Which radii are exact where no search finds the distance: executed ones, proved, with a flip,
-    which was looked at, near enough.
-    """
-    near = claimed >= distances * (1 - MET) * (1 - 1e-9)
-    return near & (arithmetic == "executed")
+    def _samples(self, index: Tensor) -> tuple[Tensor, Labels, Domain]:
+        """Samples, what is right for them, and where they may move."""
+        x, _ = self.run.images(index.tolist())
+        return x, labels_at(self.run.right, index), self.run.inside(self.model, index, x)
