@@ -28,9 +28,6 @@ SHARE = 0.1  # of the radii, where that is fewer
 EXACT = 1e-6  # relative: an exact radius is the distance itself to 1e-9, and both are computed
 PATIENCE = 60.0  # seconds for a radius that the usual work does not prove again
 NEARLY = 2e-4  # the same in executed arithmetic
-# Relative: an executed radius is exact where a flip is at most so much farther away (see `Radii`),
-# and points are rounded to float32.
-CLOSED = 1.0005 * MET
 QUICK = 0.05  # seconds of work of the first branching: it proves most at a fraction of the price
 
 
@@ -136,25 +133,21 @@ class _Again:
         distances = self.run.distances[index]
         # Between a radius that is proved and a flip that was looked at, no search finds anything
         # else.
-        closed = stated >= distances * (1 - EXACT)
-        if self.executed:
-            closed = distances <= stated * (1 + CLOSED)
-        search = (exact & ~closed) | torch.isinf(stated)
-        simple = torch.isfinite(stated) & (~search | self.executed)
+        same = NEARLY if self.executed else EXACT
+        search = (exact & (stated < distances * (1 - same))) | torch.isinf(stated)
         bad = torch.zeros(len(index), dtype=torch.bool)
-        bad[simple] = ~self._proved(index[simple])
+        bad[~search] = ~self._proved(index[~search])
         rows = search.nonzero()[:, 0]
         if not len(rows):
             return int(bad.sum()), 0, 0
         found = self._sought(index[rows])
         claimed = stated[rows]
-        short = (found.values < claimed) & (torch.isinf(claimed) | (not self.executed))
-        # The search stops a little below the distance.
-        near_miss = (short & torch.isfinite(claimed)).nonzero()[:, 0]
-        if len(near_miss):
-            short[near_miss] = ~self._by(self.method, index[rows[near_miss]])
-        bad[rows] |= short
-        near = (found.values - claimed).abs() <= (NEARLY if self.executed else EXACT) * claimed
+        short = found.values < claimed
+        # What a search reaches is proved; it may stop a little below the distance.
+        open_ = (short & torch.isfinite(claimed)).nonzero()[:, 0]
+        short[open_] = ~self._proved(index[rows[open_]])
+        bad[rows] = short
+        near = (found.values - claimed).abs() <= same * claimed
         near |= torch.isinf(found.values) & torch.isinf(claimed)
         # Where no search finds the distance: proved, with a flip that was looked at near enough.
         met = (claimed >= distances[rows] * (1 - MET) * (1 - 1e-9)) & self.executed
