@@ -2,11 +2,13 @@
 
 import html
 import json
+import math
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import numpy as np
@@ -18,13 +20,21 @@ from support.forged import boxed, network, samples
 from support.forged_packs import HOSTILE, WORDS, good_pack
 from wassail.cli.parser import main
 from wassail.errors import InputError
+from wassail.evaluation.reproving import DRAWN, few, most_false
 from wassail.evaluation.sealing import SEAL
 from wassail.evidence import pack
 from wassail.evidence.clauses import NOT_COVERED, PARTS, clauses, mapped
 from wassail.evidence.document import document, schema_text
 from wassail.evidence.page import page
 from wassail.evidence.statement import Statement, read_statement
-from wassail.evidence.verify import LATER, check_files, load, verify_pack
+from wassail.evidence.verify import (
+    LATER,
+    OTHER_LATER,
+    SAME_LATER,
+    check_files,
+    load,
+    verify_pack,
+)
 from wassail.zoo.models import open_model
 
 SMALL = "-n 6 --eps 0.05 --order 1 inf --attacks fgsm --certify crown --no-look --quiet"
@@ -42,6 +52,25 @@ def test_a_good_pack_holds(made: Path) -> None:
     told = str(found)
     assert "were computed anew" in told and "all 11 radii" in told
     assert "not checked: what the author states" in told and LATER in found.unchecked
+
+
+def test_later_samples_are_those_that_the_reader_has(made: Path) -> None:
+    """Swapped samples are sealed like true ones: the reader's own tell."""
+    x = torch.rand(30, 2, generator=torch.Generator().manual_seed(7))
+    y = torch.arange(30) % 3
+    run = load(made)
+    found, _ = verify_pack(made, network(), radii=0, seed=0, run=run, later=(x, y))
+    assert found and SAME_LATER in found.checked and LATER not in found.unchecked
+    found, _ = verify_pack(made, network(), radii=0, seed=0, run=run, later=(x, (y + 1) % 3))
+    assert found.problems == (OTHER_LATER,)
+
+
+def test_few_radii_are_proved_again() -> None:
+    """A tenth, and of many 45: if these are true, at most 6.5 % are false."""
+    for n, count in ((0, 0), (40, 4), (171, 18), (450, 45), (913, 45), (10**6, 45)):
+        run = SimpleNamespace(radii=torch.ones(n))
+        assert math.ceil(few(run) * n - 1e-9) == count  # type: ignore[arg-type]
+    assert most_false(10**4, DRAWN) <= 650
 
 
 def test_the_record_fits_its_schema(made: Path) -> None:
@@ -199,8 +228,11 @@ def test_the_command_line(
     assert main(["verify", "pack.zip", "--seed", "0", "--data", "digits"]) == 0
     verified = json.loads(Path("pack.verified.json").read_text())["claim"]
     assert verified["holds"] and verified["share_of_radii"] == "0.1"
+    capsys.readouterr()
+    assert main(["verify", "pack", "--seed", "0", "--radii", "0", "--quiet"]) == 0
     Path("pack/evidence.html").write_text("<h1>all is well</h1>")
-    assert main(["verify", "pack", "--seed", "0"]) == 1
+    assert main(["verify", "pack", "--seed", "0", "--radii", "0", "--quiet"]) == 1
+    assert capsys.readouterr().out == ""
     assert main(["recheck", "pack", "--data", "digits"]) == 2
     assert "the pack was changed: its seal does not fit" in capsys.readouterr().err
     settings = ["--config", "pack/settings.toml", "--out", "again"]

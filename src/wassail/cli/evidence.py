@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from wassail.evidence.statement import Statement
     from wassail.zoo.source import Source
 
+QUIET = "print nothing: the exit code is the answer"
 OWN_ORDER = "the order of the classes: that of the pack was used (--classes gives yours)"
 OWN_MODEL = "the model in the pack was used: compare its digest with that of the model that you use"
 
@@ -181,14 +184,15 @@ def _verify_pack(options: argparse.Namespace) -> int:
     if options.output is not None:
         raise InputError("-o is for runs: for a pack, --record FILE names what is written.")
     share = None if options.radii is None else checked_share(options.radii)
+    from wassail.evaluation.reproving import few
     from wassail.evidence.pack import opened
-    from wassail.evidence.verify import SHARE, load, record_text, verify_pack
+    from wassail.evidence.verify import load, record_text, verify_pack
     from wassail.writing import save
 
     use_threads(options)
-    radii = SHARE if share is None else share
     with opened(options.folder) as place:
         run = load(place)
+        radii = few(run) if share is None else share
         source, own = _model(options, place, run)
         if source is None:
             raise InputError("the pack has no model in it: give MODEL, as `wassail evaluate` does.")
@@ -204,22 +208,35 @@ def _verify_pack(options: argparse.Namespace) -> int:
             seed=options.seed,
             run=run,
             files=None if own else source.info.get("files"),
+            later=_later(options, run),
         )
     told = [f"{text}." for text, used in ((OWN_MODEL, own), (OWN_ORDER, classes)) if used]
     found = replace(found, unchecked=(*found.unchecked, *told))
-    print(printable(str(found), "\n"))
     target = (
         options.record or f"{str(options.folder).rstrip('/').removesuffix('.zip')}.verified.json"
     )
     with writing(Path(target)):
-        print(f"wrote {save(target, record_text(found, known, radii, options.key))}")
+        made = save(target, record_text(found, known, radii, options.key))
+    if not options.quiet:
+        print(f"{printable(str(found), chr(10))}\nwrote {made}")
     return 0 if found else 1
+
+
+def verify_options(parser: argparse.ArgumentParser) -> None:
+    """Options of `verify` that are for packs, and how much it says."""
+    parser.add_argument(
+        "--later-data",
+        metavar="D",
+        help="packs: the later samples that `evidence` was given; those of the pack are compared",
+    )
+    shared(parser, "--quiet", help=QUIET)
 
 
 def recheck_options(parser: argparse.ArgumentParser) -> None:
     """Options of `recheck` beside those of the model."""
     shared(parser, "--seed", help="of the draws (default: 0)")
     shared(parser, "--threads")
+    shared(parser, "--quiet", help=QUIET)
 
 
 def recheck_command(options: argparse.Namespace) -> int:
@@ -247,7 +264,8 @@ def recheck_command(options: argparse.Namespace) -> int:
             None if source is None else source.model,
             options.seed,
         )
-    print(printable(str(found), "\n"))
+    if not options.quiet:
+        print(printable(str(found), "\n"))
     return found.code
 
 
@@ -262,12 +280,15 @@ def verify_any(options: argparse.Namespace) -> int:
             f"{options.folder!r} is not there: give a pack, or a run with its model "
             "(wassail verify RUN MODEL)."
         )
-    if options.key is not None or options.record is not None:
-        raise InputError("--record and --key are for packs: give one, or leave them away.")
+    if (options.key, options.record, options.later_data) != (None, None, None):
+        raise InputError(
+            "--record, --key and --later-data are for packs: give one, or leave them away."
+        )
     if options.model is None:
         raise InputError("a run is verified with its model: wassail verify RUN MODEL.")
     options.radii = "0" if options.radii is None else options.radii
-    return verify_command(options)
+    with redirect_stdout(io.StringIO()) if options.quiet else nullcontext():
+        return verify_command(options)
 
 
 def seal_any(options: argparse.Namespace) -> int:

@@ -34,6 +34,7 @@ from wassail.cli.evidence import (
     recheck_options,
     seal_any,
     verify_any,
+    verify_options,
 )
 from wassail.cli.omega import omega_options
 from wassail.cli.options import (
@@ -429,7 +430,7 @@ def _verify_command(children: argparse._SubParsersAction[Any]) -> None:
         const="1",
         metavar="SHARE",
         help="prove the certified radii again; with a share (0.1) so many, drawn at random "
-        "(default: none of a run, a tenth of a pack)",
+        "(default: none of a run; of a pack a tenth, at most 45)",
     )
     about = "of what is drawn at random (default: a new one, printed)"
     shared(verify, "--seed", default=None, help=about)
@@ -453,6 +454,7 @@ def _verify_command(children: argparse._SubParsersAction[Any]) -> None:
     verify.add_argument(
         "--key", metavar="FILE", help="packs: an Ed25519 key that signs that record"
     )
+    verify_options(verify)
     verify.set_defaults(run=verify_any, data=None)
 
     seal = children.add_parser(

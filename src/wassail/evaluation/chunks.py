@@ -14,10 +14,17 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from wassail.attacks.catalogue import Entry
+from wassail.transport.distribution import Distribution
 from wassail.transport.flips import Flips
 
 Tensors: TypeAlias = "dict[str, Tensor]"
 LEVELS = 255
+# Folders of a run beside those of its attacks, radii and pools.
+CLEAN = "clean"
+TRANSFER = "transfer"
+CHECKS = "checks"
+CONVERGENCE = "convergence"
 
 
 def pack(x: Tensor) -> Tensor:
@@ -109,6 +116,12 @@ def share_of(weights: Tensor, allocation: str) -> float | None:
     if allocation == "knapsack":
         return None
     return float(weights[0]) if len(weights) else math.nan
+
+
+def title_of(entry: Entry, found: Distribution) -> str:
+    """What the row of an attack is called, with the share of each sample where it is an option."""
+    kappa = found.info.get("options", {}).get("kappa")
+    return entry.title if kappa is None else f"{entry.title}, kappa {kappa:g}"
 
 
 def plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ is not checked, so a new one cannot be forgotten.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -137,3 +138,15 @@ def _other_files(folder: Path) -> list[str]:
 def plain_text(value: Any) -> str:
     """A name out of a run, one line of at most 60 characters."""
     return printable(str(value))[:60]
+
+
+def close(stated: Any, found: Any) -> bool:
+    """Whether two values of JSON are the same, fractions to the rounding of another processor."""
+    if isinstance(stated, dict) and isinstance(found, dict):
+        return stated.keys() == found.keys() and all(close(stated[k], found[k]) for k in found)
+    if isinstance(stated, list) and isinstance(found, list):
+        return len(stated) == len(found) and all(map(close, stated, found))
+    if type(stated) is float and type(found) is float:
+        unknown = stated != stated and found != found
+        return unknown or math.isclose(stated, found, rel_tol=1e-9, abs_tol=1e-12)
+    return type(stated) is type(found) and bool(stated == found)

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import cache, partial
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,16 @@ from wassail.attacks.catalogue import GIVEN
 from wassail.errors import InputError
 from wassail.evaluation import indicators
 from wassail.evaluation.boxes import BOXES, check_attacks, with_hull
-from wassail.evaluation.chunks import Tensors, nearest_of, take, unpack
+from wassail.evaluation.chunks import (
+    CHECKS,
+    CLEAN,
+    CONVERGENCE,
+    TRANSFER,
+    Tensors,
+    nearest_of,
+    take,
+    unpack,
+)
 from wassail.evaluation.configuration import run_config
 from wassail.evaluation.criterion import check_outputs, judged, outputs_of, right_of
 from wassail.evaluation.ladder import DRAWN, draw, key_of
@@ -52,15 +61,7 @@ from wassail.evaluation.plan import (
     rehearse,
     with_passes,
 )
-from wassail.evaluation.reading import (
-    CHECKS,
-    CLEAN,
-    CONVERGENCE,
-    LANDMARKS,
-    TRANSFER,
-    Chunks,
-    Reading,
-)
+from wassail.evaluation.reading import LANDMARKS, Chunks, Reading
 from wassail.evaluation.result import Finding, same_norm
 from wassail.evaluation.run import Evaluation
 from wassail.evaluation.settings import CHUNK, Settings
@@ -593,12 +594,8 @@ class _Driver:
         )
         given: dict[int, float] = {}
 
-        @cache
-        def known() -> Tensor:
-            return torch.stack([reading.distances(key) for key in reading.sources]).amin(0)
-
         def make(place: Place) -> Task:
-            upper = known()[place.start : place.stop].clone()
+            upper = reading.attacked[place.start : place.stop].clone()
             if limit is None:
                 return Certify(place, None, upper)
             share = len(place) / (self.chunks.n - place.start)

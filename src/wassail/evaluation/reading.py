@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from wassail.errors import InputError, reason_of
-from wassail.evaluation import indicators
 from wassail.evaluation.boxes import read_boxes
-from wassail.evaluation.chunks import unpack
+from wassail.evaluation.chunks import CLEAN, TRANSFER, unpack
 from wassail.evaluation.criterion import Criterion, read_criterion
+from wassail.evaluation.findings import findings, was_sought
 from wassail.evaluation.ladder import DRAWN, Ladder, key_of, looks
 from wassail.evaluation.landmarks import Landmark, plain, read_plain
 from wassail.evaluation.plan import (
@@ -34,7 +34,7 @@ from wassail.evaluation.plan import (
     read_threats,
     with_passes,
 )
-from wassail.evaluation.result import Finding, Outcome, Row
+from wassail.evaluation.result import Outcome, Row
 from wassail.evaluation.store.encoding import parsed
 from wassail.evaluation.store.store import Store
 from wassail.threat import Threat
@@ -44,11 +44,6 @@ from wassail.transport.guarantee import guaranteed_interval
 from wassail.writing import without_folders
 
 FORMAT = 1  # of the run directory; a reader refuses what it does not know
-# Folders of a run beside those of its attacks, radii and pools.
-CLEAN = "clean"
-TRANSFER = "transfer"
-CHECKS = "checks"
-CONVERGENCE = "convergence"
 SMOOTHED = "smoothing.json"  # of another kind of result, which has a folder of its own
 LANDMARKS = "landmarks.json"  # known shifts, if they were asked for
 REAL = ("distances", "values", "mu", "margins", "errors")
@@ -203,12 +198,19 @@ class Reading:
         """Every folder with flips for the pool, attacks first."""
         keys = [unit.key for unit in self.finished]
         keys += [TRANSFER] if self.config["look"] and self.complete(TRANSFER) else []
-        keys += self._looked
+        keys += self.looked
         keys += [] if self.certified is None else [self.certified]
         return tuple(keys)
 
+    @cached_property
+    def attacked(self) -> Tensor:
+        """Distances of the nearest flips that were known before radii were sought, `(N,)`."""
+        known = [self.distances(key) for key in self.sources if key != self.certified]
+        none = torch.full((self.chunks.n,), math.inf, dtype=torch.float64)
+        return torch.stack([none, *known]).amin(0)
+
     @property
-    def _looked(self) -> list[str]:
+    def looked(self) -> list[str]:
         """The folder of the last look at the drawn samples, if passes were chosen on them."""
         chosen = None if self.ladder is None else self.ladder.passes
         key = None if chosen is None else key_of(2 * chosen)
@@ -334,7 +336,7 @@ class Reading:
             boxes=read_boxes(self.store, range(len(self.chunks)), (self.chunks.n, *self.shape)),
         )
         _check_landmarks(result)
-        return replace(result, findings=tuple(self._findings(result)))
+        return replace(result, findings=tuple(findings(self, result)))
 
     def _targets(self, criterion: Criterion, y: Tensor) -> Tensor:
         """What the criterion needs of each sample, `(N, W)`; none that cannot be."""
@@ -422,7 +424,7 @@ class Reading:
         return distances, labels, finders, methods
 
     def _method(self, key: str) -> str:
-        if key in self._looked:
+        if key in self.looked:
             return "nearest"
         return {unit.key: unit.attack for unit in self.units}.get(key) or key.partition("@")[0]
 
@@ -469,7 +471,7 @@ class Reading:
             {
                 str(fields.get("arithmetic", "exact"))
                 for fields in self.fields(key)
-                if self._is_done(fields)
+                if was_sought(fields)
             }
         )
         found = {
@@ -478,143 +480,6 @@ class Reading:
             "seconds": self.seconds.get(key),
         }
         return {**dict(self.config["certify"]), **found}
-
-    def _is_done(self, fields: Mapping[str, Any]) -> bool:
-        """Whether radii were sought in a chunk: not if time had run out, or a cluster had given
-        up on it.
-        """
-        return not str(fields["method"]).startswith("none")
-
-    def _rounding(self, result: Outcome) -> Iterator[Finding]:
-        """What the radii say of the network that runs: how large its rounding errors are beside
-        its margins.
-        """
-        key = self.certified
-        kept = (
-            [] if key is None else [fields for fields in self.fields(key) if self._is_done(fields)]
-        )
-        # An older run.
-        if key is None or not kept or not all("arithmetic" in fields for fields in kept):
-            return
-        right = self.column(key, "values") > 0
-        if not right.any():
-            return
-        error, size = (
-            float(self.column(key, name)[right].median()) for name in ("errors", "margins")
-        )
-        beside = f"{error:.2g} beside margins of {size:.2g} at the samples (medians)"
-        if result.certificate["arithmetic"] == "executed":
-            text = (
-                "Radii hold for the network as it is executed, in any order of summation: "
-                f"rounding is at most {beside}."
-            )
-            yield Finding("arithmetic", "ok", text)
-            return
-        why = next((str(fields["uncovered"]) for fields in kept if fields.get("uncovered")), "")
-        text = "Radii hold for the network in exact arithmetic, not as it is executed"
-        text += (
-            f", which does not cover {why}: rounding was seen to move margins by "
-            if why
-            else ": rounding is at most "
-        )
-        yield Finding("arithmetic", "note", f"{text}{beside}.")
-
-    def _findings(self, result: Outcome) -> Iterator[Finding]:
-        """What is to be told about the run."""
-        idle = [
-            entry["name"]
-            for entry in self.config["attacks"]
-            if entry["name"] not in {unit.attack for unit in self.units}
-        ]
-        if idle:
-            text = (
-                f"No threat has an order that {' and '.join(idle)} answers, so there is no row: "
-                "add one."
-            )
-            yield Finding("idle", "note", text)
-        yield from self._unfinished()
-        for key in (CHECKS, CONVERGENCE):
-            if self.store.has(key, 0):
-                yield from (Finding(**item) for item in self.store.get(key, 0, ())[1]["findings"])
-        yield from () if self.ladder is None else self.ladder.findings()
-        known = {unit.key: self.distances(unit.key) for unit in self.finished}
-        said = {
-            (unit.attack, text)
-            for unit in self.finished
-            for fields in self.fields(unit.key)
-            for text in fields["warnings"]
-        }
-        yield from (
-            Finding(f"attack-{attack}", "warning", f"{attack}: {text}")
-            for attack, text in sorted(said)
-        )
-        yield from self._unknown()
-        transfer = self.distances(TRANSFER) if TRANSFER in self.sources else None
-        yield from indicators.indicators(result, self.finished, known, transfer)
-        if self.is_pooled:
-            lost = sum(int(fields["lost"]) for fields in self.fields(self.pooled))
-            if lost:
-                text = (
-                    f"{lost} stored flips were not {result.words.wrong}, in the box or as near as "
-                    "stated when they were looked at again, and do not count: the model's answers "
-                    "depend on the batch or on chance."
-                )
-                yield Finding("unstable", "warning", text)
-            else:
-                text = (
-                    f"Every flip was read back from disk and is {result.words.wrong}, in the box "
-                    "and as near as stated."
-                )
-                yield Finding("verified", "ok", text)
-        yield from self._rounding(result)
-        parts = [] if self.certified is None else self.fields(self.certified)
-        for name in sorted(
-            {str(fields["no_float64"]) for fields in parts if "no_float64" in fields}
-        ):
-            text = f"The device {name} has no float64: radii were computed on the CPU."
-            yield Finding("device", "note", text)
-        # Before `cut` was stored, only samples that nothing was tried for were told.
-        if self.certified is not None and any(
-            fields.get("cut") or "out of time" in str(fields["method"]) for fields in parts
-        ):
-            left = int((self.column(self.certified, "values") == 0).sum())
-            text = (
-                "The time limit cut the certificates: radii are smaller than without it, and "
-                "depend on the machine"
-            )
-            if left:
-                text = f"The time limit left samples without a certificate ({left} radii are 0)"
-            yield Finding("time-limit", "note", f"{text}: raise --time-limit.")
-
-    def _unfinished(self) -> Iterator[Finding]:
-        """What is not there: not computed yet, or damaged since."""
-        missing = [str(unit) for unit in self.units if unit not in self.finished]
-        missing += (
-            ["the certificates"]
-            if self.config["certify"] and self.certified is None and self.chunks.n
-            else []
-        )
-        missing += ["the transfer"] if self.config["look"] and not self.complete(TRANSFER) else []
-        missing += ["the last look at the flips"] if self.sources and not self.is_pooled else []
-        if missing:
-            damaged = self.store.read("manifest.json") is not None
-            state = "was finished and is damaged" if damaged else "is not finished"
-            text = f"The run {state}; missing are {', '.join(missing)}: go on with it (--resume)."
-            yield Finding("unfinished", "warning" if damaged else "note", text)
-
-    def _unknown(self) -> Iterator[Finding]:
-        """Samples that a cluster gave up on: their numbers are what is true of any sample."""
-        folders = [CLEAN, *self.sources, *([self.pooled] if self.is_pooled else [])]
-        for key in folders:
-            fields = [item for item in self.fields(key) if item.get("unknown")]
-            if fields:
-                ids = [str(name) for item in fields for name in item["unknown"]]
-                shown = ", ".join(ids[:5]) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
-                text = (
-                    f"{key}: nothing is known about {shown} ({fields[0]['reason']}): counted "
-                    "as unbroken and uncertified."
-                )
-                yield Finding("unknown", "warning", text)
 
     def _images(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Samples and their flips `(n, *shape)`, read from the disk: only the rows that are

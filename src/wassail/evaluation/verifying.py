@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from wassail.errors import InputError, ModelWarning
-from wassail.evaluation.chunks import share_of, unpack
+from wassail.evaluation.chunks import CLEAN, share_of, title_of, unpack
 from wassail.evaluation.conditions import conditions, plain_sentence
 from wassail.evaluation.criterion import OWN, Regression, outputs_of, right_of, stored_labels
 from wassail.evaluation.landmarks import Landmark, changed, mean_cost, transport
-from wassail.evaluation.notes import Notes, Verification, fields_of, plain_text
+from wassail.evaluation.notes import Notes, Verification, close, fields_of, plain_text
 from wassail.evaluation.plan import Unit, data_hash
-from wassail.evaluation.reading import CLEAN, ODD, Reading, unreadable
+from wassail.evaluation.reading import ODD, Reading, unreadable
 from wassail.evaluation.reproving import prove_again
 from wassail.evaluation.result import Outcome
 from wassail.evaluation.settings import Settings
@@ -76,20 +76,23 @@ def verify(
         # What a warning would say of the points of a run is counted, and is a problem.
         warnings.simplefilter("ignore", ModelWarning)
         _look_at_nearest(run, model, batch_size, notes)
+        attacked = run.distances
         if run.folder is None:
             notes.unchecked.append(
                 "everything but the samples' predictions and nearest flips: this run has no folder."
             )
         else:
             try:
-                _Folder(run, model, data, batch_size, drawn, notes).look(records)
+                folder = _Folder(run, model, data, batch_size, drawn, notes)
+                folder.look(records)
+                attacked = folder.reading.attacked
             except ODD as error:
                 if isinstance(error, InputError):
                     raise
                 raise unreadable(run.folder, error) from None
         notes.choices += plain_sentence(run, model)
     if run.radii is not None:
-        prove_again(run, model, share, drawn, notes)
+        prove_again(run, model, share, drawn, notes, attacked)
     notes.unchecked.append(
         "the passes and times, what the checks before the attacks said, and the names and versions "
         "in the configuration: only another run tells."
@@ -203,7 +206,7 @@ class _Folder:
             found = json.loads(json.dumps(summary(now)))
             told = "the rows of all attacks, the curves and the summary follow from the flips."
             self.notes.expect(
-                _close(stated, found),
+                close(stated, found),
                 "results/summary.json does not say what the chunks say.",
                 told,
             )
@@ -469,7 +472,7 @@ class _Folder:
         y = labels_at(self.run.right, slice(0, 0))
         found = unit.entry.run(self.model, x, y, unit.threat, **unit.options)
         kappa = found.info.get("options", {}).get("kappa")
-        title = unit.entry.title if kappa is None else f"{unit.entry.title}, kappa {kappa:g}"
+        title = title_of(unit.entry, found)
         weight = 1.0 if kappa is None else 1 / float(kappa)
         expected = None if share_of(found.weights, found.allocation) is None else weight
         told = [fields for fields in self.reading.fields(unit.key) if "share" in fields]
@@ -569,23 +572,6 @@ def _parsed(text: str) -> Any:
 
 def _off(now: Tensor, then: Tensor) -> bool:
     return not bool(((now - then).abs() <= LOGITS * then.abs().max()).all())
-
-
-def _close(stated: Any, found: Any) -> bool:
-    """Whether two plain values are the same, numbers to rounding."""
-    if isinstance(stated, dict) and isinstance(found, dict):
-        return stated.keys() == found.keys() and all(
-            _close(stated[key], found[key]) for key in found
-        )
-    if isinstance(stated, list) and isinstance(found, list):
-        return len(stated) == len(found) and all(map(_close, stated, found))
-    if isinstance(stated, float) and isinstance(found, float):
-        return (
-            stated == found
-            or math.isclose(stated, found, rel_tol=1e-9, abs_tol=1e-12)
-            or (stated != stated and found != found)
-        )
-    return bool(stated == found)
 
 
 def _same_record(key: str, stated: Any, known: Any) -> bool:

@@ -98,7 +98,7 @@ def write_pack(
     for name in (BOX, SHIFT, MODEL):  # of a pack that was interrupted
         (place / name).unlink(missing_ok=True)
     if shift is not None:
-        save(place / SHIFT, _arrays(*(part[drawn(len(part))] for part in shift)))
+        save(place / SHIFT, shift_bytes(*shift))
     if model is not None:
         save(place / MODEL, model)
     for name, text in texts(run, statement, measured(place, run), model is not None).items():
@@ -336,6 +336,17 @@ def drawn(n: int, seed: int = 0) -> Tensor:
         seed: of the draw.
     """
     return torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(n)[:MOST]))
+
+
+def shift_bytes(x: Tensor, y: Tensor) -> bytes:
+    """The file of later samples in a pack: those that are drawn of all.
+
+    Args:
+        x: samples `(N, *shape)`.
+        y: labels `(N,)`.
+    """
+    some = drawn(len(x))
+    return _arrays(x[some], y[some])
 
 
 def _arrays(x: Tensor, y: Tensor) -> bytes:

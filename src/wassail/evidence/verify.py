@@ -13,12 +13,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from wassail.errors import InputError
 from wassail.evaluation.indicators import LOOKED_AT, check
-from wassail.evaluation.notes import Verification
+from wassail.evaluation.notes import Verification, close
 from wassail.evaluation.reading import ODD
+from wassail.evaluation.reproving import few
 from wassail.evaluation.run import Evaluation
 from wassail.evaluation.sealing import SEAL, Seal, sealed
+from wassail.evaluation.store.encoding import has_content
 from wassail.evidence.pack import (
     GIVEN,
     MODEL,
@@ -32,6 +36,7 @@ from wassail.evidence.pack import (
     listed,
     measured,
     read_record,
+    shift_bytes,
     statement_of,
     texts,
 )
@@ -42,14 +47,17 @@ from wassail.writing import MAX_TEXT, read_small
 from wassail.zoo.features import as_evaluated
 from wassail.zoo.weights import sha256
 
-SHARE = 0.1  # of the radii, proved again unless more is asked for
 FORMAT = "wassail verification 1"
 AUTHOR = (
     "what the author states: the purpose, how the samples were drawn, why this eps, the unit and "
     "the limits."
 )
-LATER = f"whether the samples of {SHIFT} are later data: they are the author's choice."
-CLOSE = 1e-9  # relative: by so much the figures of another processor may differ
+LATER = (
+    f"whether the samples of {SHIFT} are later data: they are the author's choice (--later-data D "
+    "compares them)."
+)
+SAME_LATER = f"the samples of {SHIFT} are those of the later data given."
+OTHER_LATER = f"the samples of {SHIFT} are not those of the later data given."
 
 
 def load(place: Path) -> Evaluation:
@@ -67,12 +75,13 @@ def verify_pack(
     place: Path,
     model: Model,
     data: Any = None,
-    radii: float = SHARE,
+    radii: float | None = None,
     *,
     signer: str | None = None,
     seed: int | None = None,
     run: Evaluation | None = None,
     files: Mapping[str, Any] | None = None,
+    later: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Verification, Seal]:
     """What of a pack does not hold for a model, what was looked at, and what was not; and its seal.
 
@@ -80,18 +89,26 @@ def verify_pack(
         place: of the pack, as a folder.
         model: that the pack is about.
         data: whatever `zoo.open_data` takes: the samples are compared with them; default None.
-        radii: share of the radii that is proved again; default 0.1.
+        radii: share of the radii that is proved again; default None, a tenth, at most 45 of them:
+            so many true ones show that at most 6.5 % are false.
         signer: the key that must have signed the pack, as in `check_seal`; default None.
         seed: of the random choices; default None, a new one.
         run: of the pack, where it was loaded; default None.
         files: digests of the files of the model, where it is not the one in the pack; default None.
+        later: samples and labels of the later data, as for `write_pack`: those in the pack are
+            compared with them; default None.
     """
     run = load(place) if run is None else run
     known = check_pack_seal(place, run, signer)
-    found = run.verify(model, data, radii, seed=seed)
+    found = run.verify(model, data, few(run) if radii is None else radii, seed=seed)
     problems, checked = check_files(place, run)
     more, told = _findings(run, model)
-    unchecked = [AUTHOR, *([LATER] if (place / SHIFT).exists() else [])]
+    unchecked = [AUTHOR]
+    if later is not None:
+        same = has_content(place / SHIFT, shift_bytes(*later))
+        (checked if same else problems).append(SAME_LATER if same else OTHER_LATER)
+    elif (place / SHIFT).exists():
+        unchecked.append(LATER)
     if files is not None and (place / MODEL).exists():
         if not any(name.endswith(".onnx") for name in files):
             unchecked.append(f"whether {MODEL} is the model that was given.")
@@ -162,19 +179,9 @@ def _made_by(run: Evaluation) -> str:
 def _same(stated: bytes, text: str) -> bool:
     """Whether two JSON texts say the same, numbers to the rounding of another processor."""
     try:
-        return _close(json.loads(stated), json.loads(text))
+        return close(json.loads(stated), json.loads(text))
     except (ValueError, RecursionError):
         return False
-
-
-def _close(a: Any, b: Any) -> bool:
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_close(a[key], b[key]) for key in b)
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_close, a, b))
-    if type(a) is float and type(b) is float:
-        return abs(a - b) <= CLOSE * max(abs(a), abs(b))
-    return type(a) is type(b) and bool(a == b)
 
 
 def _findings(run: Evaluation, model: Model) -> tuple[list[str], list[str]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from wassail.attacks.catalogue import GIVEN
 from wassail.errors import ModelWarning
 from wassail.evaluation import indicators
-from wassail.evaluation.chunks import flips_chunk, plain, share_of, spread
+from wassail.evaluation.chunks import flips_chunk, plain, share_of, spread, title_of
 from wassail.evaluation.plan import Unit
 from wassail.evaluation.tasks.task import Result, Samples, Task, no_flips, unknown
 from wassail.progress import Progress
@@ -66,10 +66,8 @@ class Attack(_Search):
                 worker.attacked, x, y, worker.inside(unit, self.place, x), progress=tick, **options
             )
         said = sorted({str(w.message) for w in caught if issubclass(w.category, ModelWarning)})
-        kappa = found.info.get("options", {}).get("kappa")
-        title = unit.entry.title if kappa is None else f"{unit.entry.title}, kappa {kappa:g}"
         return flips_chunk(worker.held(found.flips, self.place, x, y)), {
-            "title": title,
+            "title": title_of(unit.entry, found),
             "share": share_of(found.weights, found.allocation),
             "warnings": said,
             "info": plain(dict(found.info)),
