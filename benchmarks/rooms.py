@@ -15,17 +15,31 @@ BASE = (
 )
 CURVES = ("transport",)
 ATTACKS = (*BASE, *CURVES, "attacks")
-PROOFS = (*ATTACKS, "certificates")
-CONSTANTS = ("device.py", "rounding.py", "certificates")
-SMOOTHING = (*PROOFS, "smoothing")
-PROPERTIES = (*PROOFS, "omega")
-# A test compares these with what a verdict imports.
+BOUNDS = tuple(
+    f"certificates/{name}"
+    for name in (
+        "bound.py",
+        "clock.py",
+        "device.py",
+        "exact",
+        "graph",
+        "lipschitz",
+        "relax",
+        "search",
+    )
+)
+CONSTANTS = (*BASE, *BOUNDS)
+PROOFS = (*ATTACKS, *BOUNDS, "certificates/prove")
+LOSSES = (*PROOFS, "certificates/loss")
+SMOOTHING = (*ATTACKS, "smoothing")
+PROPERTIES = (*LOSSES, "omega")
+# A test compares CONSTANTS, PROOFS, SMOOTHING and VNNLIB with what a call imports.
 VNNLIB = (
     *BASE,
     *(f"certificates/{name}" for name in ("clock.py", "device.py", "graph", "relax", "search")),
     "vnnlib",
-    *(f"zoo/{name}.py" for name in ("onnx", "onnx_file", "onnx_operators")),
+    *(f"zoo/{name}.py" for name in ("onnx", "onnx_file", "onnx_operators", "runtime", "source")),
 )
 SHIFTS = (*ATTACKS, "evaluation/shifts.py")
-EVALUATION = (*PROOFS, "evaluation")
+EVALUATION = (*LOSSES, "evaluation")
 TRAINING = (*PROOFS, "hardening")

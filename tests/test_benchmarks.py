@@ -88,24 +88,61 @@ def test_hash_ignores_comments_docstrings_types_and_formatting_only() -> None:
     assert code.structure("X: TypeAlias = 'int'") == code.structure("X: TypeAlias = 'str'")
 
 
-def test_a_verdict_imports_nothing_beside_its_rooms(tmp_path: Path) -> None:
-    """What is imported beyond them words errors, shows progress and writes files."""
-    words = {"errors", "names", "progress", "writing", "checks", "zoo/weights", "__init__"}
+VERDICT = """
+import wassail.zoo.onnx
+net = nn.Sequential(nn.Linear(1, 4), nn.Sigmoid(), nn.Linear(4, 1)).eval()
+ws.Property.read(sys.argv[1]).decide(net, effort=1)
+"""
+DIGITS = """
+model = ws.zoo.load("digits-mlp")
+x, y = (part[:2] for part in ws.zoo.data("digits"))
+"""
+PROOF = """
+for norm in (1, 2, "inf"):
+    threat = ws.Threat(norm, 1, 0.05)
+    ws.radii(model, x, y, norm, effort=0.1)
+    ws.verify(model, x, y, threat, effort=0.1)
+    ws.sandwich(model, x, y, threat, effort=0.1)
+"""
+CONSTANT = """
+net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).eval()
+for method in ("auto", "sdp", "exact"):
+    ws.lipschitz(net, 2, (0, 1), shape=(4,), method=method)
+"""
+NOISE = """
+smooth = ws.smoothed(model, 0.25, 100)
+smooth.certify(x, y, 0.9)
+ws.attack_smoothed(smooth, x, y, confidence=0.9, passes=10, draws=100)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "named"),
+    [
+        (VERDICT, rooms.VNNLIB),
+        (DIGITS + PROOF, rooms.PROOFS),
+        (CONSTANT, rooms.CONSTANTS),
+        (DIGITS + NOISE, rooms.SMOOTHING),
+    ],
+    ids=["vnnlib", "proofs", "constants", "smoothing"],
+)
+def test_a_call_imports_nothing_beside_its_rooms(
+    program: str, named: tuple[str, ...], tmp_path: Path
+) -> None:
+    """What is imported beyond them words errors, shows progress, draws and writes files."""
+    words = {"errors", "names", "progress", "writing", "checks", "records", "notebook", "plots"}
+    words |= {"zoo/weights", "zoo/digits", "__init__"}
     (tmp_path / "p.vnnlib").write_text(
         "(declare-const X_0 Real)(declare-const Y_0 Real)"
         "(assert (>= X_0 0))(assert (<= X_0 1))(assert (>= Y_0 0.5))"
     )
     script = (
-        "import sys, torch, wassail as ws\n"
-        "from torch import nn\n"
-        "import wassail.zoo.onnx\n"
-        "net = nn.Sequential(nn.Linear(1, 4), nn.Sigmoid(), nn.Linear(4, 1)).eval()\n"
-        "ws.Property.read(sys.argv[1]).decide(net, effort=1)\n"
+        f"import sys, torch, wassail as ws\nfrom torch import nn\n{program}\n"
         "print(*(n for n in sys.modules if n.startswith('wassail.')))\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "p.vnnlib")]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    files = {path.relative_to(code.SOURCE).as_posix() for path in code.files_of(rooms.VNNLIB)}
+    files = {path.relative_to(code.SOURCE).as_posix() for path in code.files_of(named)}
     known = {name.removesuffix(".py").removesuffix("/__init__") for name in files} | words
     seen = {name.removeprefix("wassail.").replace(".", "/") for name in loaded}
     packages = {"certificates", "zoo", "vnnlib"}

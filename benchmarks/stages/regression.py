@@ -157,7 +157,7 @@ def tables(done: dict[str, Row]) -> dict[str, list[Row]]:
 STAGE = Stage(
     name="regression",
     about="Regressions from both sides: accuracy within a tolerance, mean absolute error.",
-    depends=rooms.PROOFS,
+    depends=rooms.LOSSES,
     units=units,
     tables=tables,
     source=here(),

@@ -99,8 +99,7 @@ def _certificates(info: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     certify = info.get("certify")
     if certify is None:
         return
-    yield "certify", str(certify["method"])
-    yield "arithmetic", str(certify["arithmetic"])
+    yield "certify", f"{certify['method']}:arithmetic={certify['arithmetic']}"
     if certify.get("time_limit") is not None:
         yield "time-limit", repr(certify["time_limit"])
     if certify.get("gap") is not None:
