@@ -1,7 +1,9 @@
-"""What a run directory says about the run: model, data, threats, attacks, versions."""
+"""What a run directory says about the run, written and read: model, data, settings, versions."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,14 +11,18 @@ from torch import Tensor
 
 from wassail.evaluation.boxes import BOXES, boxes_digest
 from wassail.evaluation.chunks import plain
-from wassail.evaluation.plan import data_hash, threat_config
-from wassail.evaluation.reading import FORMAT
+from wassail.evaluation.criterion import read_criterion
+from wassail.evaluation.plan import data_hash
 from wassail.evaluation.settings import Settings
 from wassail.network import device_of, versions
+from wassail.threat import Threat, parse_label_cost, parse_subpopulation
+from wassail.transport.allocation import groups_of
 from wassail.zoo.features import own_model
 from wassail.zoo.samples import Data
 from wassail.zoo.source import Source
 from wassail.zoo.weights import fingerprint
+
+FORMAT = 1  # of the run directory; a reader refuses what it does not know
 
 
 def run_config(settings: Settings, source: Source, data: Data, mu: Tensor | None) -> dict[str, Any]:
@@ -70,4 +76,76 @@ def run_config(settings: Settings, source: Source, data: Data, mu: Tensor | None
         "device": device_of(source.model, torch.device("cpu")).type,
         "threads": torch.get_num_threads(),
         "versions": versions(),
+    }
+
+
+def read_settings(config: Mapping[str, Any]) -> Settings:
+    """The settings that `run_config` wrote, as far as attacks are concerned; samples may have boxes
+    beside it.
+
+    config: of any origin.
+    """
+    box = config["domain"]
+    kept = ("seed", "batch_size", "gradients", "look")
+    return Settings(
+        tuple(
+            Threat(config["norm"], item["order"], item["eps"], None if box is None else tuple(box))
+            for item in config["threats"]
+        ),
+        attacks_of(config),
+        criterion=read_criterion(config),
+        chunk=int(config["chunk"]),
+        **{name: config[name] for name in kept if name in config},
+    )
+
+
+def attacks_of(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The attacks that a run was made with, and the options of each."""
+    return {
+        str(entry["name"]): {k: v for k, v in entry.items() if k != "name"}
+        for entry in config["attacks"]
+    }
+
+
+def threat_config(threats: Sequence[Threat]) -> dict[str, Any]:
+    """The threats as plain values that read well when two runs are compared."""
+    return {
+        "norm": f"{threats[0].norm:g}",
+        "domain": None if threats[0].domain is None else list(threats[0].domain),
+        "threats": [
+            {"order": f"{t.order:g}" if t.order == math.inf else t.order, "eps": t.eps}
+            for t in threats
+        ],
+    }
+
+
+def others_config(others: Mapping[str, Any]) -> dict[str, Any]:
+    """What `others_of` found, as plain values; nothing for a run where inputs move only.
+
+    others: `label_cost`, `subpopulation` and `groups`, or nothing.
+    """
+    if not others:
+        return {}
+    groups = others["groups"]
+    kept = {
+        "label_cost": None if others["label_cost"] == math.inf else others["label_cost"],
+        "subpopulation": others["subpopulation"],
+        "groups": groups and {name: list(getattr(groups, name)) for name in ("ids", "low", "high")},
+    }
+    return {"others": kept}
+
+
+def read_others(config: Mapping[str, Any], n: int) -> dict[str, Any]:
+    """What `others_config` wrote.
+
+    n: how many samples it has.
+    """
+    kept = config.get("others")
+    if kept is None:
+        return {}
+    cost = kept["label_cost"]
+    return {
+        "label_cost": math.inf if cost is None else parse_label_cost(cost),
+        "subpopulation": parse_subpopulation(kept["subpopulation"]),
+        "groups": groups_of(kept["groups"], n),
     }

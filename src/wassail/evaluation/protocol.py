@@ -41,7 +41,7 @@ from wassail.evaluation.chunks import (
     take,
     unpack,
 )
-from wassail.evaluation.configuration import run_config
+from wassail.evaluation.configuration import others_config, run_config
 from wassail.evaluation.criterion import check_outputs, judged, outputs_of, right_of
 from wassail.evaluation.ladder import DRAWN, draw, key_of
 from wassail.evaluation.landmarks import Shifts
@@ -56,7 +56,6 @@ from wassail.evaluation.plan import (
     data_hash,
     named,
     options_by_attack,
-    others_config,
     others_of,
     rehearse,
     with_passes,
@@ -256,7 +255,7 @@ def evaluate(  # noqa: PLR0913
             reading = _Driver(store, worker, runner, report, landmarks).run(mode)
     if out is None:  # the folder lives as long as the result, which reads images from it
         weakref.finalize(reading, shutil.rmtree, folder, ignore_errors=True)
-    return Evaluation.of(reading.result)
+    return Evaluation.of(reading)
 
 
 def _check_folder(out: object, goes_on: bool) -> None:
@@ -414,7 +413,7 @@ class _Driver:
         self.meter.report.begin("figures")
         reading = Reading(Store.open(self.store.folder))
         self.store.write(
-            "summary.json", json.dumps(summary(reading.result), indent=1, sort_keys=True)
+            "summary.json", json.dumps(summary(Evaluation.of(reading)), indent=1, sort_keys=True)
         )
         self.store.seal()
         self.store.log({"event": "end"})
@@ -513,7 +512,7 @@ class _Driver:
         if self.shifts is None or not len(self.worker.data):
             return
         self.meter.report.begin("known shifts")
-        run = Reading(Store.open(self.store.folder)).result
+        run = Evaluation.of(Reading(Store.open(self.store.folder)))
         x, y = self.worker.data.read(0, len(self.worker.data))
         orders = sorted({*run.orders, 1.0, 2.0, math.inf})  # those that the page draws
         found = measure(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wassail.evaluation.plan import exactly
-from wassail.evaluation.result import Outcome, Row
+from wassail.evaluation.result import Row
+
+if TYPE_CHECKING:
+    from wassail.evaluation.run import Evaluation
 
 GRID = 65  # budgets at which the curves are written
 OF_A_ROW = (
@@ -16,7 +19,7 @@ OF_A_ROW = (
 )
 
 
-def summary(result: Outcome) -> dict[str, Any]:
+def summary(result: Evaluation) -> dict[str, Any]:
     """The figures as plain values; times are in the log."""
 
     def row(item: Row) -> dict[str, Any]:
@@ -54,7 +57,7 @@ def summary(result: Outcome) -> dict[str, Any]:
     }
 
 
-def _others(result: Outcome) -> dict[str, Any]:
+def _others(result: Evaluation) -> dict[str, Any]:
     """The figures with labels that change and other people, where there are any."""
     if not result.others:
         return {}

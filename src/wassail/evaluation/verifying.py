@@ -11,24 +11,24 @@ import json
 import math
 import secrets
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from wassail.errors import InputError, ModelWarning
-from wassail.evaluation.chunks import CLEAN, share_of, title_of, unpack
+from wassail.evaluation.chunks import CLEAN, holds, judged, moved, share_of, title_of, unpack
 from wassail.evaluation.conditions import conditions, plain_sentence
 from wassail.evaluation.criterion import OWN, Regression, outputs_of, right_of, stored_labels
 from wassail.evaluation.landmarks import Landmark, changed, mean_cost, transport
 from wassail.evaluation.notes import Notes, Verification, close, fields_of, plain_text
 from wassail.evaluation.plan import Unit, data_hash
-from wassail.evaluation.reading import ODD, Reading, unreadable
+from wassail.evaluation.reading import Reading, readable
 from wassail.evaluation.reproving import prove_again
-from wassail.evaluation.result import Outcome
-from wassail.evaluation.settings import Settings
 from wassail.evaluation.store.encoding import unique
 from wassail.evaluation.store.store import Store
 from wassail.evaluation.summary import summary
@@ -41,11 +41,13 @@ from wassail.network import BATCH_SIZE, Model, frozen
 from wassail.specification import labels_at
 from wassail.threat import number
 from wassail.transport.allocation import sample_weights
-from wassail.transport.flips import Flips
 from wassail.zoo.datasets import open_data
 from wassail.zoo.features import own_model
 from wassail.zoo.files import Targets
 from wassail.zoo.weights import fingerprint
+
+if TYPE_CHECKING:
+    from wassail.evaluation.run import Evaluation
 
 STEPS = 1_000_000  # of an attack that is run again: the product of its options that count
 # of a chunk: so many flips another processor may win or lose by rounding when an attack is run
@@ -58,7 +60,7 @@ OTHERWISE = ("name", "samples", "shape", "versions", "low", "high", "scale", "fi
 
 
 def verify(
-    run: Outcome,
+    run: Evaluation,
     model: Model,
     data: Any = None,
     radii: bool | float = False,
@@ -82,14 +84,10 @@ def verify(
                 "everything but the samples' predictions and nearest flips: this run has no folder."
             )
         else:
-            try:
+            with readable(run.folder):
                 folder = _Folder(run, model, data, batch_size, drawn, notes)
                 folder.look(records)
                 attacked = folder.reading.attacked
-            except ODD as error:
-                if isinstance(error, InputError):
-                    raise
-                raise unreadable(run.folder, error) from None
         notes.choices += plain_sentence(run, model)
     if run.radii is not None:
         prove_again(run, model, share, drawn, notes, attacked)
@@ -100,34 +98,26 @@ def verify(
     return notes.result(fields_of(run), drawn)
 
 
-def _look_at_nearest(run: Outcome, model: Model, batch_size: int, notes: Notes) -> None:
+def _look_at_nearest(run: Evaluation, model: Model, batch_size: int, notes: Notes) -> None:
     """Every sample and its nearest flip, as the run has them in memory."""
-    samples = "samples are not predicted as stated"
-    right = "flips are not misclassified"
-    distances = "distances are not as stated"
-    classes = "flips are not of the class stated"
-    counts = dict.fromkeys((samples, right, distances, classes), 0)
+    counts = Counter[str]()
     for start in range(0, len(run), batch_size):
         some = slice(start, start + batch_size)
         x, points = run.images(range(len(run))[some])
-        found = Flips.from_points(
-            model,
-            x,
-            labels_at(run.right, some),
-            points,
-            run.threat.norm,
-            run.inside(model, torch.arange(len(run))[some], x),
-            pull_in=False,
-        )
+        inside = run.inside(model, torch.arange(len(run))[some], x)
+        found = judged(model, x, labels_at(run.right, some), points, run.threat.norm, inside)
         stated = run.distances[some]
         wrong = (run.predicted != run.y)[some]
         flip = torch.isfinite(stated) & ~wrong
         held = flip & found.success
         other = wrong & found.success & (found.labels != run.predicted[some])
-        counts[samples] += int(((found.distances == 0) != wrong).sum()) + int(other.sum())
-        counts[right] += int((flip & ~found.success).sum())
-        counts[distances] += int((held & (found.distances != stated)).sum())
-        counts[classes] += int((held & (found.labels != run.labels[some])).sum())
+        bad = {
+            "samples are not predicted as stated": ((found.distances == 0) != wrong) | other,
+            "flips are not misclassified": flip & ~found.success,
+            "distances are not as stated": held & (found.distances != stated),
+            "flips are not of the class stated": held & (found.labels != run.labels[some]),
+        }
+        counts.update({name: int(which.sum()) for name, which in bad.items()})
     flips = int((torch.isfinite(run.distances) & (run.distances > 0)).sum())
     notes.cover("predicted", "distances", "labels", "found_by")
     notes.count(
@@ -141,7 +131,7 @@ class _Folder:
     """The files of a run: every attack's flips and row, the weights, the samples, the summary."""
 
     def __init__(
-        self, run: Outcome, model: Model, data: Any, batch_size: int, seed: int, notes: Notes
+        self, run: Evaluation, model: Model, data: Any, batch_size: int, seed: int, notes: Notes
     ) -> None:
         assert run.folder is not None
         self.run = run
@@ -177,7 +167,7 @@ class _Folder:
     def _files(self) -> None:
         """What the manifest, the summary and the memory say beside the chunks."""
         run = self.run
-        now = self.reading.result
+        now = type(run).of(self.reading)
         same = (
             run.rows == now.rows
             and run.best == now.best
@@ -399,26 +389,16 @@ class _Folder:
     def _flips(self) -> None:
         """Every flip of every attack, not only the nearest."""
         for key in self.reading.sources:
-            counts = dict.fromkeys(self._claims(key), 0)
+            counts = Counter[str]()
             total = 0
             for chunk, start, stop in self.reading.chunks:
                 found, flips = self._chunk(key, chunk, start, stop)
-                counts = {name: counts[name] + found[name] for name in counts}
+                counts.update(found)
                 total += flips
             self.notes.count(counts, f"{key}: {total} flips are what they claim.")
 
-    @staticmethod
-    def _claims(key: str) -> tuple[str, ...]:
-        names = (
-            "flips are not misclassified, in the box and as near as stated",
-            "flips are called none and hold",
-            "distances have no point, or points no distance",
-            "flips cost no pass",
-            "distances are 0 where the sample is right, or above where it is wrong",
-        )
-        return tuple(f"of {key}: {name}" for name in names)
-
     def _chunk(self, key: str, chunk: int, start: int, stop: int) -> tuple[dict[str, int], int]:
+        """What does not hold of the flips of one chunk, and how many there are."""
         clean = self.store.get(CLEAN, chunk)[0]
         tensors = self.store.get(key, chunk)[0]
         x = unpack(clean["x"])
@@ -426,43 +406,33 @@ class _Folder:
         wrong = clean["predicted"] != clean["y"]
         stated = tensors["distances"]
         index = tensors["index"]
-        threat = self.run.threat
         flip = (stated > 0) & torch.isfinite(stated)
-        placed = torch.zeros(len(x), dtype=torch.bool)
+        placed, held, refuted = torch.zeros(3, len(x), dtype=torch.bool)
         valid = bool(((index >= 0) & (index < len(x))).all())
         if valid:
             placed[index] = True
-        lost = int((placed != flip).sum()) + (not valid)
-        held = torch.zeros(len(x), dtype=torch.bool)
         if valid and len(index) and bool(torch.isfinite(tensors["points"]).all()):
-            points = x.index_copy(0, index, tensors["points"].to(x.dtype))
-            found = Flips.from_points(
-                self.model,
-                x,
-                y,
-                points,
-                threat.norm,
-                self.run.inside(self.model, torch.arange(start, stop), x),
-                pull_in=False,
-                batch_size=self.batch_size,
-            )
-            held = found.success & (found.distances == stated)
-        refuted = torch.zeros(len(x), dtype=torch.bool)
+            points = moved(x, tensors)
+            inside = self.run.inside(self.model, torch.arange(start, stop), x)
+            about = self.run.threat.norm, inside, self.batch_size
+            held = holds(judged(self.model, x, y, points, *about), points, stated)
         if self.reading.is_pooled:
             place = self.reading.sources.index(key)
-            refuted = self.store.get(self.reading.pooled, chunk, ("refuted",))[0]["refuted"][
-                :, place
-            ]
-        free = tensors["forwards"] == 0 if key.startswith("attack") else torch.zeros_like(flip)
-        found_ = (
-            flip & ~held & ~refuted,
-            flip & held & refuted,
-            None,
-            flip & free & ~wrong,
-            (stated == 0) != wrong,
-        )
-        counts = [lost if value is None else int(value.sum()) for value in found_]
-        return dict(zip(self._claims(key), counts)), int(flip.sum())
+            kept = self.store.get(self.reading.pooled, chunk, ("refuted",))[0]
+            refuted = kept["refuted"][:, place]
+        free = (tensors["forwards"] == 0) & key.startswith("attack")
+        found = {
+            "flips are not misclassified, in the box and as near as stated": flip
+            & ~held
+            & ~refuted,
+            "flips are called none and hold": flip & held & refuted,
+            "distances have no point, or points no distance": (placed != flip) | (not valid),
+            "flips cost no pass": flip & free & ~wrong,
+            "distances are 0 where the sample is right, or above where it is wrong": (stated == 0)
+            != wrong,
+        }
+        counts = {f"of {key}: {name}": int(which.sum()) for name, which in found.items()}
+        return counts, int(flip.sum())
 
     def _title(self, unit: Unit) -> None:
         """What a row calls itself, and how it shares its budget, against the attack that the
@@ -509,7 +479,10 @@ class _Folder:
         kept = self.store.get(CLEAN, chunk)[0]
         numbers = Targets(numbers=self.run.criterion is not None)
         given = open_data((unpack(kept["x"]), stored_labels(kept)), targets=numbers)
-        worker = Worker(self.model, given, self._settings(start, stop), self.run.mu[start:stop])
+        boxes = self.run.boxes
+        own = None if boxes is None else boxes.take(torch.arange(start, stop))
+        settings = replace(self.reading.settings, boxes=own)
+        worker = Worker(self.model, given, settings, self.run.mu[start:stop])
         tensors, _ = worker.run(Attack(Place(unit.key, 0, 0, stop - start), unit))
         stated = self.reading.distances(unit.key)[start:stop]
         now = tensors["distances"]
@@ -524,21 +497,6 @@ class _Folder:
         self.notes.unchecked.append(
             "the other attacks and samples, which were not attacked again: flips that were left "
             "out make the attacked figures weaker than they could be, never false."
-        )
-
-    def _settings(self, start: int, stop: int) -> Settings:
-        config = self.config
-        boxes = self.run.boxes
-        return Settings(
-            self.reading.threats,
-            self.reading.attacks,
-            criterion=self.run.criterion,
-            boxes=None if boxes is None else boxes.take(torch.arange(start, stop)),
-            seed=int(config["seed"]),
-            chunk=self.reading.chunks.size,
-            batch_size=config["batch_size"],
-            gradients=str(config["gradients"]),
-            look=bool(config["look"]),
         )
 
 

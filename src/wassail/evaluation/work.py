@@ -17,6 +17,7 @@ from torch import Tensor
 
 from wassail.errors import InputError
 from wassail.evaluation.boxes import one_box
+from wassail.evaluation.chunks import judged
 from wassail.evaluation.criterion import outputs_of, right_of
 from wassail.evaluation.plan import Unit, data_hash
 from wassail.evaluation.settings import Settings
@@ -168,15 +169,13 @@ class Worker:
             domain = self.box(place, x)
             domain = domain if some is None else box_at(domain, some)
             points = clip(points, domain)
-        again = Flips.from_points(
-            self.model, x, y, points, self.settings.norm, domain, pull_in=False
-        )
+        again = judged(self.model, x, y, points, self.settings.norm, domain)
         return replace(flips, points=again.points, distances=again.distances, labels=again.labels)
 
     def none(self, x: Tensor, y: Labels) -> Flips:
         """No flips but the samples that are wrong already."""
         settings = self.settings
-        return Flips.from_points(self.model, x, y, x, settings.norm, settings.domain, pull_in=False)
+        return judged(self.model, x, y, x, settings.norm, settings.domain)
 
 
 class Handed(Data):
