@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,7 +25,9 @@ from wassail.zoo.weights import fingerprint
 FORMAT = 1  # of the run directory; a reader refuses what it does not know
 
 
-def run_config(settings: Settings, source: Source, data: Data, mu: Tensor | None) -> dict[str, Any]:
+def run_config(
+    settings: Settings, source: Source, data: Data, mu: Tensor | None, others: Mapping[str, Any]
+) -> dict[str, Any]:
     """Everything that the results depend on, as the run directory keeps it.
 
     Args:
@@ -33,6 +35,8 @@ def run_config(settings: Settings, source: Source, data: Data, mu: Tensor | None
         source: the model.
         data: the samples.
         mu: their weights; None for equal ones.
+        others: `label_cost`, `subpopulation` and `groups`; empty where inputs move and nothing
+            else.
     """
     model = {
         "name": source.name,
@@ -55,12 +59,26 @@ def run_config(settings: Settings, source: Source, data: Data, mu: Tensor | None
         }
         asked = {name: getattr(settings, name) for name in ("gap", "closing", "effort")}
         certify |= {name: value for name, value in asked.items() if value is not None}
+    kept = {}
+    if others:
+        cost, groups = others["label_cost"], others["groups"]
+        kept["others"] = {
+            "label_cost": None if cost == math.inf else cost,
+            "subpopulation": others["subpopulation"],
+            "groups": groups
+            and {key: list(getattr(groups, key)) for key in ("ids", "low", "high")},
+        }
     return {
         "format": FORMAT,
         "model": model,
         "data": about,
         "classes": None if data.classes is None else list(data.classes),
-        **threat_config(settings.threats),
+        "norm": f"{settings.norm:g}",
+        "domain": None if settings.domain is None else list(settings.domain),
+        "threats": [
+            {"order": f"{t.order:g}" if t.order == math.inf else t.order, "eps": t.eps}
+            for t in settings.threats
+        ],
         "attacks": [
             {"name": name, **plain(dict(options))} for name, options in settings.attacks.items()
         ],
@@ -76,6 +94,7 @@ def run_config(settings: Settings, source: Source, data: Data, mu: Tensor | None
         "device": device_of(source.model, torch.device("cpu")).type,
         "threads": torch.get_num_threads(),
         "versions": versions(),
+        **kept,
     }
 
 
@@ -107,36 +126,8 @@ def attacks_of(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def threat_config(threats: Sequence[Threat]) -> dict[str, Any]:
-    """The threats as plain values that read well when two runs are compared."""
-    return {
-        "norm": f"{threats[0].norm:g}",
-        "domain": None if threats[0].domain is None else list(threats[0].domain),
-        "threats": [
-            {"order": f"{t.order:g}" if t.order == math.inf else t.order, "eps": t.eps}
-            for t in threats
-        ],
-    }
-
-
-def others_config(others: Mapping[str, Any]) -> dict[str, Any]:
-    """What `others_of` found, as plain values; nothing for a run where inputs move only.
-
-    others: `label_cost`, `subpopulation` and `groups`, or nothing.
-    """
-    if not others:
-        return {}
-    groups = others["groups"]
-    kept = {
-        "label_cost": None if others["label_cost"] == math.inf else others["label_cost"],
-        "subpopulation": others["subpopulation"],
-        "groups": groups and {name: list(getattr(groups, name)) for name in ("ids", "low", "high")},
-    }
-    return {"others": kept}
-
-
 def read_others(config: Mapping[str, Any], n: int) -> dict[str, Any]:
-    """What `others_config` wrote.
+    """The labels that change and other people that `run_config` wrote.
 
     n: how many samples it has.
     """

@@ -11,9 +11,10 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from wassail.errors import InputError
-from wassail.evaluation.pieces import Whole
+from wassail.evaluation.pieces import Whole, join
 from wassail.evaluation.tasks.clean import Clean
 from wassail.evaluation.tasks.task import Result, Samples, Task
 from wassail.evaluation.work import Worker
@@ -110,15 +111,20 @@ class Queue:
     def _keep(self, job: Job, result: Result, seconds: float) -> None:
         if job.whole is None:
             self.finished.append((job.task, result, seconds))
-        elif job.whole.add(job.task, result, seconds):
-            whole = job.whole
-            self.finished.append((whole.task, whole.joined(), whole.seconds))
+            return
+        whole = job.whole
+        whole.parts.append((job.task, result))
+        whole.seconds += seconds
+        whole.left -= 1
+        if not whole.left:
+            self.finished.append((whole.task, join(whole.parts), whole.seconds))
 
     def _cut(self, job: Job, edges: Sequence[int]) -> None:
         if job.whole is None:
             x, y = self.worker.rows(job.task.place)  # compared with their hashes
             job.whole = Whole(job.task, (x, y, self.samples(job)[2]))
-        pieces = [Job(task, job.whole) for task in job.whole.cut(job.task, edges)]
+        job.whole.left += len(edges) - 2
+        pieces = [Job(job.task.cut(*ends), job.whole) for ends in pairwise(edges)]
         self.again.extendleft(reversed(pieces))
 
     def _skip(self, job: Job, reason: str) -> None:

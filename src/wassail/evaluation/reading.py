@@ -23,7 +23,7 @@ from wassail.errors import InputError, reason_of
 from wassail.evaluation.boxes import read_boxes
 from wassail.evaluation.chunks import CLEAN, TRANSFER, unpack
 from wassail.evaluation.configuration import FORMAT, read_settings
-from wassail.evaluation.ladder import DRAWN, Ladder, key_of, looks
+from wassail.evaluation.ladder import DRAWN, LOOKS, Ladder, key_of
 from wassail.evaluation.landmarks import Landmark, plain, read_plain
 from wassail.evaluation.plan import AUTO, Unit, with_passes
 from wassail.evaluation.result import Row
@@ -155,7 +155,7 @@ class Reading:
         rows = self._rows_by_chunk(self.drawn)
         none = torch.zeros(0, dtype=torch.float64)
         known: dict[int, Tensor] = {}
-        for passes in looks():
+        for passes in LOOKS:
             key = key_of(passes)
             if all(self.store.has(key, chunk) for chunk in rows):
                 parts = [self._part(key, "distances", k)[mine] for k, mine in rows.items()]
@@ -395,9 +395,13 @@ class Reading:
         distances = self.distances(key)
         if not self.is_pooled or not len(self.chunks):
             return distances
+        return distances.masked_fill(self.refuted(key), math.inf)
+
+    def refuted(self, key: str) -> Tensor:
+        """Which flips of one folder the final look found to be none, bool `(N,)`."""
         place = self.sources.index(key)
-        refuted = [part["refuted"][:, place] for part in self._parts(self.pooled, "refuted")]
-        return distances.masked_fill(torch.cat(refuted), math.inf)
+        parts = [part["refuted"][:, place] for part in self._parts(self.pooled, "refuted")]
+        return torch.cat(parts)
 
     @property
     def rows(self) -> tuple[Row, ...]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from wassail.errors import InputError
+from wassail.evaluation.boxes import inside
 from wassail.evaluation.chunks import plain
 from wassail.evaluation.configuration import read_others
 from wassail.evaluation.criterion import (
@@ -54,7 +55,7 @@ from wassail.transport.flips import Flips
 from wassail.transport.picture import draw_sandwich
 from wassail.writing import without_folders
 from wassail.zoo.datasets import Data, open_data
-from wassail.zoo.features import as_evaluated, own_boxes
+from wassail.zoo.features import as_evaluated
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -197,14 +198,14 @@ class Evaluation:
         return replace(found, findings=tuple(findings(reading, found)))
 
     def inside(self, model: Model, rows: Tensor, x: Tensor) -> Domain:
-        """Where some samples may move: in boxes of their own, with features frozen that may not
-        move, or in the one box of all.
+        """Where some samples may move.
 
-        model: that the run is about; rows: places of the samples.
+        Args:
+            model: that the run is about.
+            rows: places of the samples.
+            x: the samples, in the variable of the run.
         """
-        if self.boxes is None:
-            return own_boxes(model, x, self.threat.domain)
-        return self.boxes.take(rows)  # type: ignore[return-value]
+        return inside(model, self.boxes, self.threat.domain, rows, x)
 
     @property
     def words(self) -> Words:
@@ -243,11 +244,19 @@ class Evaluation:
         return tuple(finding for finding in self.findings if finding.level == "warning")
 
     def curve(self, order: Number) -> RiskCurve:
-        """Both sides of the accuracy over `Omega_order(eps)`, for every eps."""
+        """Both sides of the accuracy over `Omega_order(eps)`, for every eps.
+
+        Args:
+            order: Wasserstein order.
+        """
         return self._curve(parse_order(order), {})
 
     def others_curve(self, order: Number) -> RiskCurve:
-        """The same with labels that change and other people, as the run was asked."""
+        """The same with labels that change and other people, as the run was asked.
+
+        Args:
+            order: Wasserstein order.
+        """
         return self._curve(parse_order(order), self.others)
 
     @cached_property
@@ -285,7 +294,8 @@ class Evaluation:
     def told(self, threat: Threat) -> str:
         """A threat in words; of a table in shares of the features' ranges.
 
-        threat: norm, order, eps and what else may change.
+        Args:
+            threat: norm, order, eps and what else may change.
         """
         if self.boxes is not None:
             return str(replace(threat, domain=self.boxes))  # type: ignore[arg-type]

@@ -86,9 +86,10 @@ def check(run: Evaluation, requirement: Requirement | str) -> Verdict:
         where = f"over {run.told(threat)}"
         if asked.side == "attacked":
             where = f"under the attacks that were run, {where}"
+    verb = f"is {run.words.kept}" if asked.side == "clean" else run.words.stays
     sure = "" if asked.confidence is None else f", with {100 * asked.confidence:g} % confidence"
     sentence = (
-        f"at least {floor_percent(value)} % of the {who} {_verb(run, asked.side)} {where}{sure} "
+        f"at least {floor_percent(value)} % of the {who} {verb} {where}{sure} "
         f"({len(curve.mu):,} samples)"
     )
     # 55 of 100 samples are 0.55, also where the sum of their weights was rounded down.
@@ -212,7 +213,3 @@ def _robust(curve: RiskCurve, asked: Requirement, threat: Threat) -> float:
     if asked.confidence is None:
         return curve(threat.eps)[0]
     return curve.population_at(threat, asked.confidence)[0]
-
-
-def _verb(run: Evaluation, side: str) -> str:
-    return f"is {run.words.kept}" if side == "clean" else run.words.stays

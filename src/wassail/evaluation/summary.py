@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from wassail.evaluation.run import Evaluation
 
 GRID = 65  # budgets at which the curves are written
-OF_A_ROW = (
-    *("attack", "title", "accuracy", "interval"),
-    *("cost", "forwards", "backwards", "flipped"),
-)
 
 
 def summary(result: Evaluation) -> dict[str, Any]:
@@ -30,7 +26,8 @@ def summary(result: Evaluation) -> dict[str, Any]:
             "eps": threat.eps,
             "domain": threat.domain,
         }
-        return about | {name: getattr(item, name) for name in OF_A_ROW}
+        apart = ("threat", "seconds")
+        return about | {name: value for name, value in vars(item).items() if name not in apart}
 
     top = 2 * max(threat.eps for threat in result.threats)
     curves = []

@@ -55,6 +55,11 @@ STEPS = 1_000_000  # of an attack that is run again: the product of its options 
 NOISE = 0.02
 LOGITS = 1e-4  # relative: by so much the logits of another processor may differ
 COSTS = 1e-5  # relative: by so much the cost of a shift, of float32 samples, may differ
+# of a run in memory and its folder
+COMPARED = (
+    *("rows", "best", "ids", "threats", "others", "y", "predicted", "mu"),
+    *("distances", "labels", "radii", "exact", "targets"),
+)
 # what is recorded of data and may differ where the same data are read
 OTHERWISE = ("name", "samples", "shape", "versions", "low", "high", "scale", "fixed")
 
@@ -168,19 +173,7 @@ class _Folder:
         """What the manifest, the summary and the memory say beside the chunks."""
         run = self.run
         now = type(run).of(self.reading)
-        same = (
-            run.rows == now.rows
-            and run.best == now.best
-            and run.ids == now.ids
-            and run.threats == now.threats
-            and run.others == now.others
-        )
-        kinds = ("y", "predicted", "mu", "distances", "labels", "radii", "exact", "targets")
-        for name in kinds:
-            ours = getattr(run, name)
-            theirs = getattr(now, name)
-            same &= ours is theirs if ours is None or theirs is None else torch.equal(ours, theirs)
-        if not same:
+        if not all(_equal(getattr(run, name), getattr(now, name)) for name in COMPARED):
             self.notes.problems.append(
                 "what is in memory is not what the run's folder holds: load it again."
             )
@@ -257,47 +250,39 @@ class _Folder:
             self.notes.problems.append(
                 f"the run has {len(self.run)} samples and the data have {len(data)}."
             )
-        other = logits = sums = names = blank = 0
+        here = data is not None and len(data) == len(self.run)
+        counts = Counter[str]()
+        blank = 0
         for chunk, start, stop in self.reading.chunks:
             kept, fields = self.store.get(CLEAN, chunk)
             x = unpack(kept["x"])
             y = stored_labels(kept)
-            sums += fields.get("sha256") != data_hash(x, y)
-            then = kept["logits"]
-            now = self._logits(x)
-            blank += bool(fields.get("unknown"))
-            if not fields.get("unknown") and (now.shape != then.shape or _off(now, then)):
-                logits += 1
-            if data is not None and len(data) == len(self.run):
+            if data is not None and here:
                 theirs, labels = data.read(start, stop)
                 ours = y if self.run.criterion is None else self.run.criterion.wanted(y)
-                same = (
-                    theirs.shape == x.shape
-                    and torch.equal(theirs.to(x.dtype), x)
-                    and torch.equal(labels, ours)
-                )
-                other += not same
-                names += list(map(str, fields.get("ids", []))) != list(
+                same = torch.equal(theirs.to(x.dtype), x) and torch.equal(labels, ours)
+                named = list(map(str, fields.get("ids", [])))
+                counts["chunks hold other samples than the data"] += not same
+                counts["chunks name their samples otherwise than the data"] += named != list(
                     map(str, data.ids(start, stop))
                 )
+            now, then = self._logits(x), kept["logits"]
+            unknown = bool(fields.get("unknown"))
+            off = now.shape != then.shape or _off(now, then)
+            blank += unknown
+            counts["chunks hold other logits than the model's"] += off and not unknown
+            hashed = fields.get("sha256") == data_hash(x, y)
+            counts["chunks have samples that are not those hashed"] += not hashed
         if blank:
             self.notes.unchecked.append(
                 f"the logits of {blank} chunks: the run says that it does not know them."
             )
-        blocks = {
-            "chunks hold other samples than the data": other,
-            "chunks name their samples otherwise than the data": names,
-        }
-        blocks |= {
-            "chunks hold other logits than the model's": logits,
-            "chunks have samples that are not those hashed": sums,
-        }
         told = "the logits"
         if data is not None:
             told = "the samples are those of the data, and the logits"
             self.notes.cover("images", "y", "ids")
         self._task(data is not None)
-        self.notes.count(blocks, f"{told} are the model's.")
+        self.notes.count(counts, f"{told} are the model's.")
 
     def _task(self, compared: bool) -> None:
         """What right means: read from the configuration, and compared with the rows of the samples
@@ -417,9 +402,7 @@ class _Folder:
             about = self.run.threat.norm, inside, self.batch_size
             held = holds(judged(self.model, x, y, points, *about), points, stated)
         if self.reading.is_pooled:
-            place = self.reading.sources.index(key)
-            kept = self.store.get(self.reading.pooled, chunk, ("refuted",))[0]
-            refuted = kept["refuted"][:, place]
+            refuted = self.reading.refuted(key)[start:stop]
         free = (tensors["forwards"] == 0) & key.startswith("attack")
         found = {
             "flips are not misclassified, in the box and as near as stated": flip
@@ -519,6 +502,11 @@ def _share(radii: bool | float) -> float:
             f"radii is {radii!r}: give True, False, or the share to prove again, between 0 and 1."
         )
     return share
+
+
+def _equal(a: Any, b: Any) -> bool:
+    tensors = isinstance(a, Tensor) and isinstance(b, Tensor)
+    return torch.equal(a, b) if tensors else type(a) is type(b) and bool(a == b)
 
 
 def _parsed(text: str) -> Any:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from wassail.errors import InputError
-from wassail.evaluation.boxes import one_box
+from wassail.evaluation.boxes import inside, one_box
 from wassail.evaluation.chunks import judged
 from wassail.evaluation.criterion import outputs_of, right_of
 from wassail.evaluation.plan import Unit, data_hash
@@ -28,7 +28,6 @@ from wassail.progress import Progress
 from wassail.specification import Labels
 from wassail.threat import Domain, Threat, box_at
 from wassail.transport.flips import Flips
-from wassail.zoo.features import own_boxes
 from wassail.zoo.samples import Data
 
 if TYPE_CHECKING:
@@ -135,12 +134,9 @@ class Worker:
         return outputs_of(self.model, x, self.settings.criterion, self.settings.batch_size)
 
     def box(self, place: Place, x: Tensor) -> Domain:
-        """Where the samples of a task may move: in boxes of their own, with features frozen that
-        may not move, or in the one box of all.
-        """
-        if self.settings.boxes is None:
-            return own_boxes(self.model, x, self.settings.domain)
-        return self.settings.boxes.take(torch.arange(place.start, place.stop))  # type: ignore[return-value]
+        """Where the samples of a task may move."""
+        rows = torch.arange(place.start, place.stop)
+        return inside(self.model, self.settings.boxes, self.settings.domain, rows, x)
 
     def inside(self, unit: Unit, place: Place, x: Tensor) -> Threat:
         """The threat of an attack on the samples of a task, where they may move."""
