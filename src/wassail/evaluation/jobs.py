@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from wassail.errors import InputError
@@ -35,6 +35,7 @@ class Job:
     since: float = 0.0
 
 
+@dataclass(eq=False)
 class Queue:
     """What is to be done next, and what is done.
 
@@ -43,18 +44,18 @@ class Queue:
         tasks: made when they are asked for.
         lost: samples that no pass of the model survives, and why; more may join.
         most: failures in a row until it is not the samples that are to blame.
+        failures: in a row, so far.
+        again: to be done before the tasks that are not made yet.
+        finished: results that nothing has fetched yet, with the seconds they took.
     """
 
-    def __init__(
-        self, worker: Worker, tasks: Iterator[Task], lost: dict[int, str], most: int
-    ) -> None:
-        self.worker = worker
-        self.tasks = tasks
-        self.lost = lost
-        self.most = most
-        self.failures = 0
-        self.again: deque[Job] = deque()
-        self.finished: deque[tuple[Task, Result, float]] = deque()
+    worker: Worker
+    tasks: Iterator[Task]
+    lost: dict[int, str]
+    most: int
+    failures: int = 0
+    again: deque[Job] = field(default_factory=deque)
+    finished: deque[tuple[Task, Result, float]] = field(default_factory=deque)
 
     def next(self) -> Job | None:
         """What to send now; None if there is nothing left."""

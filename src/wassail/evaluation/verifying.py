@@ -13,7 +13,7 @@ import secrets
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,9 +90,10 @@ def verify(
             )
         else:
             with readable(run.folder):
-                folder = _Folder(run, model, data, batch_size, drawn, notes)
-                folder.look(records)
-                attacked = folder.reading.attacked
+                reading = Reading(Store.open(run.folder))
+                random = np.random.default_rng(drawn)
+                _Folder(run, reading, model, data, batch_size, random, notes).look(records)
+                attacked = reading.attacked
         notes.choices += plain_sentence(run, model)
     if run.radii is not None:
         prove_again(run, model, share, drawn, notes, attacked)
@@ -132,22 +133,17 @@ def _look_at_nearest(run: Evaluation, model: Model, batch_size: int, notes: Note
     )
 
 
+@dataclass(eq=False)
 class _Folder:
     """The files of a run: every attack's flips and row, the weights, the samples, the summary."""
 
-    def __init__(
-        self, run: Evaluation, model: Model, data: Any, batch_size: int, seed: int, notes: Notes
-    ) -> None:
-        assert run.folder is not None
-        self.run = run
-        self.model = model
-        self.data = data
-        self.batch_size = batch_size
-        self.notes = notes
-        self.store = Store.open(run.folder)
-        self.reading = Reading(self.store)
-        self.config = self.store.config
-        self.random = np.random.default_rng(seed)
+    run: Evaluation
+    reading: Reading
+    model: Model
+    data: Any
+    batch_size: int
+    random: np.random.Generator
+    notes: Notes
 
     def look(self, records: Sequence[Mapping[str, Any]]) -> None:
         self._files()
@@ -177,13 +173,13 @@ class _Folder:
             self.notes.problems.append(
                 "what is in memory is not what the run's folder holds: load it again."
             )
-        if self.store.read("manifest.json") is None:
+        if self.reading.store.read("manifest.json") is None:
             self.notes.unchecked.append("what is missing: the run is not finished.")
         else:
-            self.notes.problems += self.store.verify()
+            self.notes.problems += self.reading.store.verify()
         missing = [finding.text for finding in now.findings if finding.name == "unfinished"]
         self.notes.unchecked += missing
-        text = self.store.read("summary.json")
+        text = self.reading.store.read("summary.json")
         if text is not None:
             stated = _parsed(text)
             found = json.loads(json.dumps(summary(now)))
@@ -200,7 +196,7 @@ class _Folder:
         self.notes.cover("config.chunk", "config.data.samples", "config.data.shape")
 
     def _model(self) -> None:
-        stated = self.config["model"].get("weights")
+        stated = self.reading.config["model"].get("weights")
         found = fingerprint(own_model(self.model))
         if stated is None or found is None:
             self.notes.unchecked.append(
@@ -218,7 +214,7 @@ class _Folder:
     def _weights(self) -> None:
         """The mass of each sample: 1/N unless the configuration names weights."""
         mu = self.reading.column(CLEAN, "mu")
-        stated = self.config["mu"]
+        stated = self.reading.config["mu"]
         if stated is None or data_hash(mu, mu) == stated:
             self.notes.cover("mu", "config.mu")
         if abs(math.fsum(mu.tolist()) - 1) > 1e-12 and len(mu):
@@ -254,7 +250,7 @@ class _Folder:
         counts = Counter[str]()
         blank = 0
         for chunk, start, stop in self.reading.chunks:
-            kept, fields = self.store.get(CLEAN, chunk)
+            kept, fields = self.reading.store.get(CLEAN, chunk)
             x = unpack(kept["x"])
             y = stored_labels(kept)
             if data is not None and here:
@@ -304,7 +300,7 @@ class _Folder:
         """What the run says of its data (digests, split, names of features and classes) beside
         what the data at hand say of themselves.
         """
-        for key, stated in dict(self.config["data"]).items():
+        for key, stated in dict(self.reading.config["data"]).items():
             known = [record[key] for record in records if key in record]
             partial = key == "sha256" and any(record.get("partial") for record in records)
             if key in OTHERWISE or partial or not known:
@@ -315,7 +311,7 @@ class _Folder:
             self.notes.expect(
                 found, f"{about} is not that of the data given.", f"{about} is that of the data."
             )
-        classes = self.config["classes"]
+        classes = self.reading.config["classes"]
         known = [record["classes"] for record in records if record.get("classes") is not None]
         if known:
             self.notes.cover("classes", "config.classes")
@@ -352,7 +348,7 @@ class _Folder:
         run = self.run
         x, _ = run.images(range(len(run)))
         try:
-            moved = changed(x, landmark.name, run.threat.domain, int(self.config["seed"]))
+            moved = changed(x, landmark.name, run.threat.domain, int(self.reading.config["seed"]))
         except InputError:
             own.append(landmark.name)
             return True, True
@@ -384,8 +380,8 @@ class _Folder:
 
     def _chunk(self, key: str, chunk: int, start: int, stop: int) -> tuple[dict[str, int], int]:
         """What does not hold of the flips of one chunk, and how many there are."""
-        clean = self.store.get(CLEAN, chunk)[0]
-        tensors = self.store.get(key, chunk)[0]
+        clean = self.reading.store.get(CLEAN, chunk)[0]
+        tensors = self.reading.store.get(key, chunk)[0]
         x = unpack(clean["x"])
         y = right_of(self.run.criterion, stored_labels(clean))
         wrong = clean["predicted"] != clean["y"]
@@ -459,7 +455,7 @@ class _Folder:
         chunk, start, stop = list(self.reading.chunks)[
             int(self.random.integers(len(self.reading.chunks)))
         ]
-        kept = self.store.get(CLEAN, chunk)[0]
+        kept = self.reading.store.get(CLEAN, chunk)[0]
         numbers = Targets(numbers=self.run.criterion is not None)
         given = open_data((unpack(kept["x"]), stored_labels(kept)), targets=numbers)
         boxes = self.run.boxes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -174,37 +174,28 @@ class Worker:
         return judged(self.model, x, y, x, settings.norm, settings.domain)
 
 
+@dataclass(eq=False)
 class Handed(Data):
     """Samples that came with a task: those at start..start + n - 1 of the data they are from."""
 
-    def __init__(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        start: int,
-        x: Tensor,
-        y: Tensor,
-        ids: Sequence[str],
-    ) -> None:
-        self.name = name
-        self.shape = shape
-        self.info = {}
-        self.classes = None
-        self._start = start
-        self._x = x
-        self._y = y
-        self._ids = ids
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    x: Tensor
+    y: Tensor
+    names: Sequence[str]
+    info: dict[str, Any] = field(default_factory=dict)
+    classes: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         """Those up to the last that is here."""
-        return self._start + len(self._y)
+        return self.start + len(self.y)
 
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Places are those in the data they are from."""
-        a = start - self._start
-        b = stop - self._start
-        return self._x[a:b].clone(), self._y[a:b].clone()
+        mine = slice(start - self.start, stop - self.start)
+        return self.x[mine].clone(), self.y[mine].clone()
 
     def ids(self, start: int, stop: int) -> list[str]:
         """As the data have them."""
-        return list(self._ids[start - self._start : stop - self._start])
+        return list(self.names[start - self.start : stop - self.start])
