@@ -12,7 +12,7 @@ from torch import Tensor
 import wassail as ws
 from wassail.attacks.convergence import at_rest, shrinkage
 from wassail.evaluation import ladder
-from wassail.evaluation.ladder import MOST, Ladder, draw, looks, rungs
+from wassail.evaluation.ladder import LOOKS, MOST, RUNGS, Ladder, draw
 from wassail.evaluation.reading import Reading
 from wassail.evaluation.store.store import Store
 from wassail.evaluation.work import Local
@@ -50,10 +50,10 @@ def ladder_of(curve: dict[int, float], flips: int = 20) -> Ladder:
 
 def test_the_decision_asks_for_what_it_needs_and_no_more() -> None:
     """The mean distance is 1 + 10 / passes: 6 % from 50 to 200 passes would be too much."""
-    far = {passes: 1 + 10 / passes for passes in looks()}
+    far = {passes: 1 + 10 / passes for passes in LOOKS}
     asked = []
     known: dict[int, float] = {}
-    while (missing := ladder_of(known).missing) is not None:
+    while (missing := ladder_of(known).top[1]) is not None:
         asked.append(missing)
         known[missing] = far[missing]
     # 25 to 100: 21 %; 50 to 200: 12.5 %; 100 to 400: 6.8 %; 200 to 800: 3.6 %; 400 to 1600: 1.8 %
@@ -65,9 +65,9 @@ def test_the_decision_asks_for_what_it_needs_and_no_more() -> None:
 
 
 def test_it_ends_at_the_most_passes_and_says_so() -> None:
-    slow = {passes: passes**-0.1 for passes in looks()}
+    slow = {passes: passes**-0.1 for passes in LOOKS}
     found = ladder_of(slow)
-    assert found.passes == MOST == rungs()[-1] and found.missing is None
+    assert found.passes == MOST == RUNGS[-1] and found.top[1] is None
     chosen, left = found.findings()
     assert chosen.level == "warning" and "shrinks by 12.9 % from 800 to 3200" in chosen.text
     assert "--passes 12800" in chosen.text

@@ -14,9 +14,9 @@ from torch import nn
 
 import wassail as ws
 from wassail.errors import InputError
-from wassail.evaluation import work
+from wassail.evaluation.chunks import holds, judged
 from wassail.evaluation.plan import plan
-from wassail.evaluation.settings import Choices, Settings
+from wassail.evaluation.settings import Choices
 from wassail.evaluation.store.store import Store
 from wassail.evaluation.tasks import pool
 from wassail.geometry import distances as distances_between
@@ -262,7 +262,7 @@ def test_flips_that_do_not_last_are_not_counted(digits, monkeypatch) -> None:
     correct = model(x).argmax(1) == y
     x = x[correct]
     y = y[correct]
-    monkeypatch.setattr(pool, "_holds", lambda worker, x, y, points, stated: stated.isinf())
+    monkeypatch.setattr(pool, "holds", lambda found, points, stated: stated.isinf())
     run = ws.evaluate(model, (x, y), THREATS[:1], ("nearest", "wda++"), look=False)
     assert torch.isinf(run.distances).all() and any(f.name == "unstable" for f in run.warnings)
     assert all(row.accuracy == 1 for row in run.rows)  # nor in the rows of the attacks
@@ -277,22 +277,24 @@ def test_choices_are_arguments_of_evaluate_with_its_defaults() -> None:
 
 def test_the_final_look_finds_what_is_wrong(digits) -> None:
     model, x, y = digits
-    settings = Settings((THREATS[0],), {}, chunk=10)
-    unread: Any = None
-    worker = work.Worker(model, unread, settings, torch.ones(1))
     flips = ws.nearest(model, x, y, "inf", passes=20)
     use = flips.success & (flips.distances > 0)
     x = x[use]
     y = y[use]
     points = flips.points[use]
     stated = flips.distances[use]
-    assert pool._holds(worker, x, y, points, stated).all()
-    assert not pool._holds(worker, x, y, x, torch.full_like(stated, 1e-9)).any()  # not wrong
-    assert not pool._holds(worker, x, y, points, stated * 0.999).any()  # not as near as it says
+
+    def looked(points: torch.Tensor, stated: torch.Tensor) -> torch.Tensor:
+        return holds(judged(model, x, y, points, math.inf, (0.0, 1.0)), points, stated)
+
+    assert looked(points, stated).all()
+    assert not looked(x, torch.full_like(stated, 1e-9)).any()  # not wrong
+    assert not looked(points, stated * 0.999).any()  # not as near as it says
     outside = points.clone()
     outside[0, 0, 0, 0] = -1e-3
     away = distances_between(outside, x, math.inf)
-    assert not pool._holds(worker, x, y, outside, away)[0]
+    assert not looked(outside, away)[0]
+    assert not looked(outside, stated)[0]  # nor where the place outside is no farther
 
 
 @pytest.mark.parametrize("name", ["distances", "labels", "found_by"])

@@ -18,7 +18,6 @@ import torch
 
 import wassail as ws
 from wassail.evaluation.plan import data_hash
-from wassail.evaluation.reading import Reading
 from wassail.evaluation.sealing import seal
 from wassail.evaluation.smoothed import row_of
 from wassail.evaluation.store.store import Store
@@ -113,7 +112,7 @@ def forge(
             if landmarks is not None:
                 landmarks(listed)
             store.write("landmarks.json", json.dumps(listed, indent=1) + "\n")
-        found = summary(Reading(Store.open(folder)).result)
+        found = summary(ws.Evaluation.load(folder))
         store.write("summary.json", json.dumps(found, indent=1, sort_keys=True))
         store.seal()
     assert Store.open(folder).verify() == []  # nothing is wrong with the files

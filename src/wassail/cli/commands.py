@@ -204,7 +204,7 @@ def _chosen_attacks(
     """
     if not options.add_attack or folder is None:
         return asked
-    from wassail.evaluation.plan import attacks_of
+    from wassail.evaluation.configuration import attacks_of
     from wassail.evaluation.store.store import Store
 
     before = attacks_of(Store.open(folder).config)

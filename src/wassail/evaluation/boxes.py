@@ -17,7 +17,9 @@ from wassail.attacks.catalogue import find
 from wassail.errors import InputError
 from wassail.evaluation.plan import data_hash
 from wassail.evaluation.store.store import Store
-from wassail.threat import Boxes, Threat, boxes_of
+from wassail.network import Model
+from wassail.threat import Boxes, Domain, Threat, boxes_of
+from wassail.zoo.features import own_boxes
 from wassail.zoo.samples import Data
 
 BOXES = "boxes"  # folder of a run, and what its configuration calls their digest
@@ -27,6 +29,18 @@ ONE_BOX = ("cw", "a3", "w_pgd")  # homes of attacks that have one box for all sa
 def one_box(attack: str) -> bool:
     """Whether an attack has one box for all features of all samples."""
     return find(attack).home.split(":")[0] in ONE_BOX
+
+
+def inside(model: Model, boxes: Boxes | None, domain: Domain, rows: Tensor, x: Tensor) -> Domain:
+    """Where some samples may move: in boxes of their own, with features frozen that may not move,
+    or in the one box of all.
+
+    model: perhaps with features that may not move; boxes: of all samples, or None; rows: places of
+    the samples.
+    """
+    if boxes is None:
+        return own_boxes(model, x, domain)
+    return boxes.take(rows)  # type: ignore[return-value]
 
 
 def with_hull(threats: Sequence[Threat], data: Data) -> tuple[tuple[Threat, ...], Boxes | None]:
@@ -81,10 +95,6 @@ def read_boxes(store: Store, chunks: Sequence[int], shape: tuple[int, ...]) -> B
     found = Boxes(low, high)
     if tuple(low.shape) != shape or low.shape != high.shape or boxes_digest(found) != stated:
         raise ValueError("boxes of other samples")
-    if not _sensible(low, high):
+    if not bool((torch.isfinite(low) & torch.isfinite(high) & (low <= high)).all()):
         raise ValueError("boxes that are empty")
     return found
-
-
-def _sensible(low: Tensor, high: Tensor) -> bool:
-    return bool((torch.isfinite(low) & torch.isfinite(high) & (low <= high)).all())

@@ -8,6 +8,7 @@ and the same floats when read.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -15,6 +16,10 @@ import torch
 from torch import Tensor
 
 from wassail.attacks.catalogue import Entry
+from wassail.errors import ModelWarning
+from wassail.network import Model
+from wassail.specification import Labels
+from wassail.threat import Domain
 from wassail.transport.distribution import Distribution
 from wassail.transport.flips import Flips
 
@@ -94,6 +99,47 @@ def take(tensors: Tensors, start: int, stop: int) -> Tensors:
 def moved(x: Tensor, tensors: Tensors) -> Tensor:
     """The samples of a chunk with the known flips in their place, `(n, *shape)`."""
     return x.index_copy(0, tensors["index"], tensors["points"].to(x.dtype))
+
+
+def judged(
+    model: Model,
+    x: Tensor,
+    y: Labels,
+    points: Tensor,
+    norm: float,
+    domain: Domain,
+    batch_size: int | None = None,
+) -> Flips:
+    """Points as flips, judged as they are: wherever a stored flip is looked at again.
+
+    Args:
+        model: callable from a batch to outputs.
+        x: samples `(n, *shape)`.
+        y: what is right for them.
+        points: one for each sample.
+        norm: ground norm.
+        domain: where the points may be.
+        batch_size: most samples in one call of the model.
+    """
+    with warnings.catch_warnings():
+        # What a warning would say of points outside their boxes is left to `holds`.
+        warnings.simplefilter("ignore", ModelWarning)
+        return Flips.from_points(
+            model, x, y, points, norm, domain, pull_in=False, batch_size=batch_size
+        )
+
+
+def holds(found: Flips, points: Tensor, stated: Tensor) -> Tensor:
+    """Which points are the flips that they are called, bool `(n,)`: wrong, where they may be, as
+    near as is stated.
+
+    Args:
+        found: of the points, as `judged` gives them.
+        points: as they are stored; one outside its box was moved into it before it was judged.
+        stated: distances.
+    """
+    same = (found.points.to(points) == points).flatten(1).all(1).cpu()
+    return found.success & (found.distances == stated) & same
 
 
 def nearest_of(parts: Sequence[Tensors], start: int) -> Tensors:

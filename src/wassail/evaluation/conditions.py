@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wassail.attacks.nearest import nearest
 from wassail.errors import InputError
 from wassail.evaluation.criterion import CLASSES, OWN, Regression
-from wassail.evaluation.result import Outcome
 from wassail.network import Model
 from wassail.specification import labels_at
 from wassail.threat import ceil_percent, floor_percent, show
@@ -23,13 +22,16 @@ from wassail.transport.curve import RiskCurve
 from wassail.writing import printable
 from wassail.zoo.features import Features, Rescaled, features_of
 
+if TYPE_CHECKING:
+    from wassail.evaluation.run import Evaluation
+
 PLAIN = (0.0, 1.0)  # the box that is usual, of images
 SAMPLES = 100  # that the figure for the plain box is computed on
 PASSES = 100  # of its attack
 NAMED = 3  # features that a sentence names
 
 
-def conditions(run: Outcome) -> tuple[str, ...]:
+def conditions(run: Evaluation) -> tuple[str, ...]:
     """What the run chose for itself, one sentence each; none for equal weights and the usual box.
 
     Args:
@@ -39,7 +41,7 @@ def conditions(run: Outcome) -> tuple[str, ...]:
     return tuple(text for text in told if text is not None)
 
 
-def plain_sentence(run: Outcome, model: Model) -> tuple[str, ...]:
+def plain_sentence(run: Evaluation, model: Model) -> tuple[str, ...]:
     """The figures of a run with a box of its own for the plain box, computed here; none for others.
 
     model: that it is about, in the variable of the run.
@@ -96,12 +98,12 @@ def bracket(curve: RiskCurve, eps: float, stay: str = CLASSES.stay) -> str:
     return f"between {floor_percent(certified)} % and {ceil_percent(attacked)} % {stay}"
 
 
-def _about(run: Outcome) -> Mapping[str, Any]:
+def _about(run: Evaluation) -> Mapping[str, Any]:
     about = run.info.get("data")
     return about if isinstance(about, Mapping) else {}
 
 
-def _weights(run: Outcome) -> str | None:
+def _weights(run: Evaluation) -> str | None:
     """Unequal weights of the samples, with the figures for equal ones."""
     n = len(run)
     if not n or bool((run.mu == run.mu[0]).all()):
@@ -115,7 +117,7 @@ def _weights(run: Outcome) -> str | None:
     )
 
 
-def _tolerances(run: Outcome) -> str | None:
+def _tolerances(run: Evaluation) -> str | None:
     """Tolerances of each sample."""
     criterion = run.criterion
     if not isinstance(criterion, Regression) or criterion.tolerance != OWN or not len(run):
@@ -128,7 +130,7 @@ def _tolerances(run: Outcome) -> str | None:
     )
 
 
-def _boxes(run: Outcome) -> str | None:
+def _boxes(run: Evaluation) -> str | None:
     """Boxes and units of the features, or a box that is not the usual one."""
     if run.boxes is not None:
         low, high = run.boxes.low, run.boxes.high

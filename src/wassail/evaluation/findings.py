@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from wassail.evaluation import indicators
 from wassail.evaluation.chunks import CHECKS, CLEAN, CONVERGENCE, TRANSFER
-from wassail.evaluation.result import Finding, Outcome
+from wassail.evaluation.reading import Reading, was_sought
+from wassail.evaluation.result import Finding
 
 if TYPE_CHECKING:
-    from wassail.evaluation.reading import Reading
+    from wassail.evaluation.run import Evaluation
 
 
-def findings(reading: Reading, result: Outcome) -> Iterator[Finding]:
+def findings(reading: Reading, result: Evaluation) -> Iterator[Finding]:
     """All of it.
 
     reading: the run directory; result: its figures, without findings.
@@ -94,7 +95,7 @@ def _unknown(reading: Reading) -> Iterator[Finding]:
             yield Finding("unknown", "warning", text)
 
 
-def _verified(reading: Reading, result: Outcome) -> Iterator[Finding]:
+def _verified(reading: Reading, result: Evaluation) -> Iterator[Finding]:
     """What the last look at the flips found."""
     if not reading.is_pooled:
         return
@@ -114,7 +115,7 @@ def _verified(reading: Reading, result: Outcome) -> Iterator[Finding]:
         yield Finding("verified", "ok", text)
 
 
-def _rounding(reading: Reading, result: Outcome) -> Iterator[Finding]:
+def _rounding(reading: Reading, result: Evaluation) -> Iterator[Finding]:
     """What the radii say of the network that runs: how large its rounding errors are beside
     its margins.
     """
@@ -165,10 +166,3 @@ def _certificates(reading: Reading) -> Iterator[Finding]:
         if left:
             text = f"The time limit left samples without a certificate ({left} radii are 0)"
         yield Finding("time-limit", "note", f"{text}: raise --time-limit.")
-
-
-def was_sought(fields: Mapping[str, Any]) -> bool:
-    """Whether radii were sought in a chunk: not if time had run out, or a cluster had given
-    up on it.
-    """
-    return not str(fields["method"]).startswith("none")

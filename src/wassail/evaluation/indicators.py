@@ -25,7 +25,7 @@ from wassail.attacks.nearest import nearest
 from wassail.checks import check_task
 from wassail.errors import InputError, ModelWarning
 from wassail.evaluation.criterion import Criterion, Regression
-from wassail.evaluation.result import Finding, Outcome
+from wassail.evaluation.result import Finding
 from wassail.losses import margin_ascent, predict
 from wassail.network import BATCH_SIZE, Model, Network, device_of, frozen, search
 from wassail.progress import Tick
@@ -35,6 +35,7 @@ from wassail.transport.flips import Flips
 
 if TYPE_CHECKING:
     from wassail.evaluation.plan import Unit
+    from wassail.evaluation.run import Evaluation
 
 LOOKED_AT = 100  # samples that a check spends passes on
 # a trace on at most one sample, or on less than this share of them, is noted; more is a warning
@@ -403,7 +404,7 @@ def _shrinking(gain: float, few: int, passes: int) -> Finding:
 
 
 def indicators(
-    run: Outcome, units: Sequence[Unit], known: Mapping[str, Tensor], found: Tensor | None = None
+    run: Evaluation, units: Sequence[Unit], known: Mapping[str, Tensor], found: Tensor | None = None
 ) -> Iterator[Finding]:
     """What the attacks of a finished evaluation say about each other.
 
@@ -448,7 +449,7 @@ def _unbounded(units: Sequence[Unit], known: Mapping[str, Tensor], must: bool) -
         yield Finding("unbounded-failure", "ok", text)
 
 
-def _behind(run: Outcome) -> Iterator[Finding]:
+def _behind(run: Evaluation) -> Iterator[Finding]:
     """`nearest` must not be above any other attack over the threat of the headline."""
     rows = [row for row in run.rows if row.threat == run.threats[0]]
     ours = [row.accuracy for row in rows if row.attack == "nearest"]
@@ -468,7 +469,9 @@ def _behind(run: Outcome) -> Iterator[Finding]:
     yield Finding("behind", "warning", f"{text}.")
 
 
-def _beaten(run: Outcome, units: Sequence[Unit], known: Mapping[str, Tensor]) -> Iterator[Finding]:
+def _beaten(
+    run: Evaluation, units: Sequence[Unit], known: Mapping[str, Tensor]
+) -> Iterator[Finding]:
     """Samples that an attack leaves standing at eps, and another one flips within it."""
     eps_asked = sorted({threat.eps for threat in run.threats if threat.order == math.inf})
     best = torch.stack(list(known.values())).amin(0)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 from wassail.errors import InputError
-from wassail.evaluation.pieces import Whole
+from wassail.evaluation.pieces import Whole, join
 from wassail.evaluation.tasks.clean import Clean
 from wassail.evaluation.tasks.task import Result, Samples, Task
 from wassail.evaluation.work import Worker
@@ -34,6 +35,7 @@ class Job:
     since: float = 0.0
 
 
+@dataclass(eq=False)
 class Queue:
     """What is to be done next, and what is done.
 
@@ -42,18 +44,18 @@ class Queue:
         tasks: made when they are asked for.
         lost: samples that no pass of the model survives, and why; more may join.
         most: failures in a row until it is not the samples that are to blame.
+        failures: in a row, so far.
+        again: to be done before the tasks that are not made yet.
+        finished: results that nothing has fetched yet, with the seconds they took.
     """
 
-    def __init__(
-        self, worker: Worker, tasks: Iterator[Task], lost: dict[int, str], most: int
-    ) -> None:
-        self.worker = worker
-        self.tasks = tasks
-        self.lost = lost
-        self.most = most
-        self.failures = 0
-        self.again: deque[Job] = deque()
-        self.finished: deque[tuple[Task, Result, float]] = deque()
+    worker: Worker
+    tasks: Iterator[Task]
+    lost: dict[int, str]
+    most: int
+    failures: int = 0
+    again: deque[Job] = field(default_factory=deque)
+    finished: deque[tuple[Task, Result, float]] = field(default_factory=deque)
 
     def next(self) -> Job | None:
         """What to send now; None if there is nothing left."""
@@ -110,15 +112,20 @@ class Queue:
     def _keep(self, job: Job, result: Result, seconds: float) -> None:
         if job.whole is None:
             self.finished.append((job.task, result, seconds))
-        elif job.whole.add(job.task, result, seconds):
-            whole = job.whole
-            self.finished.append((whole.task, whole.joined(), whole.seconds))
+            return
+        whole = job.whole
+        whole.parts.append((job.task, result))
+        whole.seconds += seconds
+        whole.left -= 1
+        if not whole.left:
+            self.finished.append((whole.task, join(whole.parts), whole.seconds))
 
     def _cut(self, job: Job, edges: Sequence[int]) -> None:
         if job.whole is None:
             x, y = self.worker.rows(job.task.place)  # compared with their hashes
             job.whole = Whole(job.task, (x, y, self.samples(job)[2]))
-        pieces = [Job(task, job.whole) for task in job.whole.cut(job.task, edges)]
+        job.whole.left += len(edges) - 2
+        pieces = [Job(job.task.cut(*ends), job.whole) for ends in pairwise(edges)]
         self.again.extendleft(reversed(pieces))
 
     def _skip(self, job: Job, reason: str) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -36,21 +35,12 @@ from wassail.transport.confidence import proportion_at_least
 
 DRAWN = "drawn.json"  # in a run: the samples that were drawn
 COUNT = 100  # samples that are drawn
-FIRST = 100  # passes
-MOST = 3200
+RUNGS = (100, 200, 400, 800, 1600, 3200)  # passes that may be chosen
+MOST = RUNGS[-1]
+# all passes that the drawn samples may be searched with
+LOOKS = tuple(sorted({passes * factor // 4 for passes in RUNGS for factor in (1, 4, 8)}))
 NEARER = 0.01  # a flip that is nearer by this share counts as left
 CONFIDENCE = 0.95
-
-
-def rungs() -> tuple[int, ...]:
-    """The passes that may be chosen."""
-    return tuple(FIRST * 2**k for k in range(int(math.log2(MOST / FIRST)) + 1))
-
-
-def looks() -> tuple[int, ...]:
-    """All passes that the drawn samples may be searched with."""
-    every = {passes * factor // 4 for passes in rungs() for factor in (1, 4, 8)}
-    return tuple(sorted(every))
 
 
 def key_of(passes: int) -> str:
@@ -89,7 +79,7 @@ class Ladder:
 
         The look with twice the passes comes last.
         """
-        for passes in rungs():
+        for passes in RUNGS:
             for need in (quarter(passes), passes):
                 if need not in self.known:
                     return None, need
@@ -101,11 +91,6 @@ class Ladder:
     def passes(self) -> int | None:
         """The passes that are chosen, None while more has to be looked at."""
         return self.top[0]
-
-    @property
-    def missing(self) -> int | None:
-        """The passes that the drawn samples have to be searched with next, None at the end."""
-        return self.top[1]
 
     def findings(self) -> list[Finding]:
         """How the passes were chosen, and how much is left at least."""
@@ -148,7 +133,7 @@ class Ladder:
         share = torch.where(torch.isfinite(now), 1 - later / now, torch.isfinite(later).double())
         n = len(now)
         hits = int((share > NEARER).sum())
-        each = 1 - (1 - CONFIDENCE) / len(rungs())
+        each = 1 - (1 - CONFIDENCE) / len(RUNGS)
         least = proportion_at_least(hits, n, each)
         mean = float(share.mean())
         text = (

@@ -10,10 +10,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from wassail.evaluation.result import Outcome, Row
+from wassail.evaluation.result import Row
 from wassail.writing import printable
+
+if TYPE_CHECKING:
+    from wassail.evaluation.run import Evaluation
 
 NESTED = ("model", "data", "certify")  # parts of a configuration whose keys are listed one by one
 MANY = 40  # files that are listed by name
@@ -100,7 +103,7 @@ class Notes:
         )
 
 
-def fields_of(run: Outcome) -> list[str]:
+def fields_of(run: Evaluation) -> list[str]:
     """The name of every field of a run: of its record, of its configuration, and its other files.
 
     Args:

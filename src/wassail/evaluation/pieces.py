@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,27 +23,18 @@ REASON = "reason"
 PIECES = "pieces"  # field of a chunk that was computed in pieces: their sizes
 
 
+@dataclass(eq=False)
 class Whole:
-    """A task that was cut, and the results of its pieces as they come.
+    """A task that was cut, with its samples, and the results of its pieces as they come.
 
-    Args:
-        task: the task.
-        samples: of it.
+    left: pieces that are to come; parts: those that came, with their results.
     """
 
-    def __init__(self, task: Task, samples: Samples) -> None:
-        self.task = task
-        self.samples = samples
-        self.seconds = 0.0
-        self.open = 1
-        self.parts: list[tuple[Task, Result]] = []
-
-    def cut(self, piece: Task, edges: Sequence[int]) -> list[Task]:
-        """A piece of the task, or all of it, cut at the edges: the first sample of each part, and
-        the one after the last.
-        """
-        self.open += len(edges) - 2
-        return [piece.cut(start, stop) for start, stop in pairwise(edges)]
+    task: Task
+    samples: Samples
+    left: int = 1
+    seconds: float = 0.0
+    parts: list[tuple[Task, Result]] = field(default_factory=list)
 
     def samples_of(self, place: Place) -> Samples:
         """The samples of a piece."""
@@ -52,30 +43,16 @@ class Whole:
         x, y, ids = self.samples
         return x[mine].clone(), y[mine].clone(), ids[mine]
 
-    def add(self, piece: Task, result: Result, seconds: float) -> bool:
-        """The result of a piece; returns whether it was the last."""
-        self.parts.append((piece, result))
-        self.seconds += seconds
-        self.open -= 1
-        return not self.open
-
-    def joined(self) -> Result:
-        """The results of all pieces, in the order of the samples."""
-        return join(sorted(self.parts, key=lambda part: part[0].place.start))
-
 
 def join(parts: Sequence[tuple[Task, Result]]) -> Result:
-    """The results of the pieces of one task, in the order of the samples, as the result of the
-    task.
-    """
+    """The results of the pieces of one task as the result of the task."""
+    parts = sorted(parts, key=lambda part: part[0].place.start)
     base = parts[0][0].place.start
-    results = [result for _, result in parts]
-    names = results[0][0]
     tensors = {
         name: _joined(name, [(task.place.start - base, found[name]) for task, (found, _) in parts])
-        for name in names
+        for name in parts[0][1][0]
     }
-    fields = _fields([fields for _, fields in results])
+    fields = _fields([fields for _, (_, fields) in parts])
     if "sha256" in fields:
         fields["sha256"] = data_hash(unpack(tensors["x"]), stored_labels(tensors))
     return tensors, fields | {PIECES: [len(task.place) for task, _ in parts]}

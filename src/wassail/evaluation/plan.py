@@ -28,7 +28,6 @@ from wassail.threat import (
     parse_subpopulation,
     show,
 )
-from wassail.transport.allocation import groups_of
 from wassail.zoo.samples import Data
 from wassail.zoo.source import Source
 
@@ -152,35 +151,6 @@ def data_hash(x: Tensor, y: Tensor) -> str:
     return digest.hexdigest()
 
 
-def attacks_of(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The attacks that a run was made with, and the options of each."""
-    return {
-        str(entry["name"]): {k: v for k, v in entry.items() if k != "name"}
-        for entry in config["attacks"]
-    }
-
-
-def threat_config(threats: Sequence[Threat]) -> dict[str, Any]:
-    """The threats as plain values that read well when two runs are compared."""
-    return {
-        "norm": f"{threats[0].norm:g}",
-        "domain": None if threats[0].domain is None else list(threats[0].domain),
-        "threats": [
-            {"order": f"{t.order:g}" if t.order == math.inf else t.order, "eps": t.eps}
-            for t in threats
-        ],
-    }
-
-
-def read_threats(config: Mapping[str, Any]) -> tuple[Threat, ...]:
-    """What `threat_config` wrote."""
-    box = config["domain"]
-    return tuple(
-        Threat(config["norm"], item["order"], item["eps"], None if box is None else tuple(box))
-        for item in config["threats"]
-    )
-
-
 def others_of(
     threats: Sequence[Threat], label_cost: Number, subpopulation: Number, groups: Groups | None
 ) -> tuple[tuple[Threat, ...], dict[str, Any]]:
@@ -216,38 +186,6 @@ def others_of(
 
 def _others(threat: Threat) -> tuple[Any, ...]:
     return tuple(getattr(threat, name) for name in OTHERS)
-
-
-def others_config(others: Mapping[str, Any]) -> dict[str, Any]:
-    """What `others_of` found, as plain values; nothing for a run where inputs move only.
-
-    others: `label_cost`, `subpopulation` and `groups`, or nothing.
-    """
-    if not others:
-        return {}
-    groups = others["groups"]
-    kept = {
-        "label_cost": None if others["label_cost"] == math.inf else others["label_cost"],
-        "subpopulation": others["subpopulation"],
-        "groups": groups and {name: list(getattr(groups, name)) for name in ("ids", "low", "high")},
-    }
-    return {"others": kept}
-
-
-def read_others(config: Mapping[str, Any], n: int) -> dict[str, Any]:
-    """What `others_config` wrote.
-
-    n: how many samples it has.
-    """
-    kept = config.get("others")
-    if kept is None:
-        return {}
-    cost = kept["label_cost"]
-    return {
-        "label_cost": math.inf if cost is None else parse_label_cost(cost),
-        "subpopulation": parse_subpopulation(kept["subpopulation"]),
-        "groups": groups_of(kept["groups"], n),
-    }
 
 
 def named(model: Model | Source, name: str | None) -> Source:

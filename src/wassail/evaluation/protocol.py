@@ -56,7 +56,6 @@ from wassail.evaluation.plan import (
     data_hash,
     named,
     options_by_attack,
-    others_config,
     others_of,
     rehearse,
     with_passes,
@@ -205,7 +204,9 @@ def evaluate(  # noqa: PLR0913
     """
     asked, others = others_of(_listed(threats), label_cost, subpopulation, groups)
     source = named(model, name)
-    samples, criterion = judged(_samples(data, tolerance, threshold), tolerance, threshold, label)
+    numbers = Targets(numbers=tolerance is not None or threshold is not None)
+    opened = open_data(data, targets=numbers)
+    samples, criterion = judged(opened, tolerance, threshold, label)
     asked, own = with_hull(same_norm(asked), samples)
     if own is not None and (len(immutable) or landmarks is not None):
         raise InputError(
@@ -245,18 +246,18 @@ def evaluate(  # noqa: PLR0913
     _rehearse(worker)
     runner = runner or Local()
     config = {
-        **run_config(settings, source, samples, mu),
-        **others_config(others),
+        **run_config(settings, source, samples, mu, others),
         **runner.about,
         "command": list(command),
     }
     with _folder(out) as folder:
-        opened = _store(folder, config, resume, add)
-        with opened as store, progress_bar(progress, "evaluation") as report:
+        grow = ("attacks",) if add else ()
+        run = Store.resume(folder, config, grow) if resume else Store.create(folder, config)
+        with run as store, progress_bar(progress, "evaluation") as report:
             reading = _Driver(store, worker, runner, report, landmarks).run(mode)
     if out is None:  # the folder lives as long as the result, which reads images from it
         weakref.finalize(reading, shutil.rmtree, folder, ignore_errors=True)
-    return Evaluation.of(reading.result)
+    return Evaluation.of(reading)
 
 
 def _check_folder(out: object, goes_on: bool) -> None:
@@ -264,12 +265,6 @@ def _check_folder(out: object, goes_on: bool) -> None:
         raise InputError("resume and add need out: the folder of the run to go on with.")
     if out is not None and not isinstance(out, (str, PathLike)):
         raise InputError(f"out is {out!r}: give the path of a directory, or None.")
-
-
-def _store(folder: Path, config: Mapping[str, Any], resume: bool, add: bool) -> Store:
-    if resume:
-        return Store.resume(folder, config, grow=("attacks",) if add else ())
-    return Store.create(folder, config)
 
 
 @contextmanager
@@ -288,11 +283,6 @@ def _listed(threats: Threat | Sequence[Threat]) -> Sequence[Threat]:
     """One threat, or several."""
     listed = isinstance(threats, Sequence) and not isinstance(threats, str)
     return threats if listed else [threats]  # type: ignore[return-value, list-item]
-
-
-def _samples(data: Any, tolerance: object, threshold: object) -> Data:
-    """The data, with targets that are numbers where no classes are asked for."""
-    return open_data(data, targets=Targets(numbers=tolerance is not None or threshold is not None))
 
 
 def _opened(
@@ -414,7 +404,7 @@ class _Driver:
         self.meter.report.begin("figures")
         reading = Reading(Store.open(self.store.folder))
         self.store.write(
-            "summary.json", json.dumps(summary(reading.result), indent=1, sort_keys=True)
+            "summary.json", json.dumps(summary(Evaluation.of(reading)), indent=1, sort_keys=True)
         )
         self.store.seal()
         self.store.log({"event": "end"})
@@ -513,7 +503,7 @@ class _Driver:
         if self.shifts is None or not len(self.worker.data):
             return
         self.meter.report.begin("known shifts")
-        run = Reading(Store.open(self.store.folder)).result
+        run = Evaluation.of(Reading(Store.open(self.store.folder)))
         x, y = self.worker.data.read(0, len(self.worker.data))
         orders = sorted({*run.orders, 1.0, 2.0, math.inf})  # those that the page draws
         found = measure(

@@ -9,11 +9,12 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -21,29 +22,18 @@ from torch import Tensor
 from wassail.errors import InputError, reason_of
 from wassail.evaluation.boxes import read_boxes
 from wassail.evaluation.chunks import CLEAN, TRANSFER, unpack
-from wassail.evaluation.criterion import Criterion, read_criterion
-from wassail.evaluation.findings import findings, was_sought
-from wassail.evaluation.ladder import DRAWN, Ladder, key_of, looks
+from wassail.evaluation.configuration import FORMAT, read_settings
+from wassail.evaluation.ladder import DRAWN, LOOKS, Ladder, key_of
 from wassail.evaluation.landmarks import Landmark, plain, read_plain
-from wassail.evaluation.plan import (
-    AUTO,
-    Unit,
-    attacks_of,
-    plan,
-    read_others,
-    read_threats,
-    with_passes,
-)
-from wassail.evaluation.result import Outcome, Row
+from wassail.evaluation.plan import AUTO, Unit, with_passes
+from wassail.evaluation.result import Row
 from wassail.evaluation.store.encoding import parsed
 from wassail.evaluation.store.store import Store
-from wassail.threat import Threat
+from wassail.threat import Boxes, Threat
 from wassail.transport.allocation import knapsack, transport_cost
 from wassail.transport.bootstrap import accuracy
 from wassail.transport.guarantee import guaranteed_interval
-from wassail.writing import without_folders
 
-FORMAT = 1  # of the run directory; a reader refuses what it does not know
 SMOOTHED = "smoothing.json"  # of another kind of result, which has a folder of its own
 LANDMARKS = "landmarks.json"  # known shifts, if they were asked for
 REAL = ("distances", "values", "mu", "margins", "errors")
@@ -56,19 +46,18 @@ ODD = (
 )
 
 
-def load(folder: str | PathLike[str]) -> Outcome:
-    """The evaluation in a run directory: see `Evaluation.load`."""
-    if not isinstance(folder, (str, PathLike)):
-        raise InputError(f"the run is {folder!r}: give the path of its directory.")
-    store = Store.open(folder)
-    if os.path.lexists(Path(folder) / SMOOTHED):
-        raise two_kinds(folder)
+@contextmanager
+def readable(folder: str | PathLike[str]) -> Iterator[None]:
+    """One sentence for a run whose files are intact and make no sense."""
     try:
-        return Reading(store).result
+        yield
     except ODD as error:
         if isinstance(error, InputError):
             raise
-        raise unreadable(folder, error) from None
+        raise InputError(
+            f"the run in {str(folder)!r} was not written by this program, or was changed since: "
+            f"{reason_of(error)}."
+        ) from None
 
 
 def two_kinds(folder: str | PathLike[str]) -> InputError:
@@ -77,22 +66,6 @@ def two_kinds(folder: str | PathLike[str]) -> InputError:
         f"{str(folder)!r} has a run and a {SMOOTHED} of a smoothed model: a folder holds one kind "
         "of result, so move one of them away."
     )
-
-
-def unreadable(folder: str | PathLike[str], error: Exception) -> InputError:
-    """One sentence for a run whose files are intact and make no sense."""
-    reason = reason_of(error)
-    return InputError(
-        f"the run in {str(folder)!r} was not written by this program, or was changed since: "
-        f"{reason}."
-    )
-
-
-def _check_landmarks(result: Outcome) -> None:
-    """A known shift under which fewer are correct than is certified stops everything."""
-    for landmark in result.landmarks:
-        for order in landmark.eps:
-            landmark.check(result.curve(order))
 
 
 @dataclass(frozen=True)
@@ -114,6 +87,19 @@ class Chunks:
 class Reading:
     """A run directory as numbers."""
 
+    @classmethod
+    def open(cls, folder: str | PathLike[str]) -> Self:
+        """The run in a folder, finished or not.
+
+        folder: of any origin.
+        """
+        if not isinstance(folder, (str, PathLike)):
+            raise InputError(f"the run is {folder!r}: give the path of its directory.")
+        store = Store.open(folder)
+        if os.path.lexists(Path(folder) / SMOOTHED):
+            raise two_kinds(folder)
+        return cls(store)
+
     def __init__(self, store: Store) -> None:
         self.store = store
         self.config = store.config
@@ -123,10 +109,11 @@ class Reading:
                     f"the run in {str(store.folder)!r} has format {self.config['format']}: this "
                     f"version reads {FORMAT}."
                 )
-            self.threats = read_threats(self.config)
-            self.chunks = Chunks(int(self.config["data"]["samples"]), int(self.config["chunk"]))
-            if not self.threats or self.chunks.size < 1 or self.chunks.n < 0:
-                raise ValueError("no threats, or chunks of no samples")
+            self.settings = read_settings(self.config)
+            self.threats = self.settings.threats
+            self.chunks = Chunks(int(self.config["data"]["samples"]), self.settings.chunk)
+            if not self.threats or self.chunks.n < 0:
+                raise ValueError("no threats, or fewer samples than none")
             if not isinstance(self.config.get("versions") or {}, Mapping):
                 raise ValueError("versions without names")
             self.shape = tuple(self.config["data"]["shape"])
@@ -134,7 +121,6 @@ class Reading:
                 isinstance(d, int) and 0 <= d < 2**31 for d in self.shape
             ):
                 raise ValueError(f"samples of shape {self.shape}")
-            self.attacks = attacks_of(self.config)
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
@@ -142,7 +128,7 @@ class Reading:
                 f"{str(store.folder)!r} holds no run that can be read: {error!r} in its "
                 "config.json."
             ) from None
-        self._asked = plan(self.threats, self.attacks)
+        self._asked = self.settings.units
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
@@ -166,12 +152,10 @@ class Reading:
         asked = any(unit.options.get("passes") == AUTO for unit in self._asked)
         if not asked or self.store.read(DRAWN) is None:
             return Ladder({}) if asked else None
-        rows: dict[int, list[int]] = {}
-        for place in self.drawn:
-            rows.setdefault(place // self.chunks.size, []).append(place % self.chunks.size)
+        rows = self._rows_by_chunk(self.drawn)
         none = torch.zeros(0, dtype=torch.float64)
         known: dict[int, Tensor] = {}
-        for passes in looks():
+        for passes in LOOKS:
             key = key_of(passes)
             if all(self.store.has(key, chunk) for chunk in rows):
                 parts = [self._part(key, "distances", k)[mine] for k, mine in rows.items()]
@@ -213,8 +197,8 @@ class Reading:
     def looked(self) -> list[str]:
         """The folder of the last look at the drawn samples, if passes were chosen on them."""
         chosen = None if self.ladder is None else self.ladder.passes
-        key = None if chosen is None else key_of(2 * chosen)
-        return [key] if key is not None and len(self.chunks) and self.complete(key) else []
+        keys = [] if chosen is None or not len(self.chunks) else [key_of(2 * chosen)]
+        return [key for key in keys if self.complete(key)]
 
     @cached_property
     def pooled(self) -> str:
@@ -272,98 +256,91 @@ class Reading:
         return total
 
     @cached_property
-    def result(self) -> Outcome:
-        """Everything that can be said from what is there."""
+    def y(self) -> Tensor:
+        """The classes of the samples, 0 where there is a criterion, `(N,)`."""
         if not self.complete(CLEAN):
             raise InputError(
                 f"the run in {str(self.store.folder)!r} has not seen all samples yet: go on with "
                 "it (--resume)."
             )
-        y = self.column(CLEAN, "y")
-        predicted = self.column(CLEAN, "predicted")
-        mu = self.column(CLEAN, "mu")
-        wrong = predicted != y
-        widths = {
-            self.store.get(CLEAN, chunk, ("logits",))[0]["logits"].shape[-1]
-            for chunk, _, _ in self.chunks
-        } - {0}
-        criterion = read_criterion(self.config)
-        targets = None if criterion is None else self._targets(criterion, y)
-        known = min(widths, default=None) if criterion is None else criterion.rows + 1
-        if len(widths) > 1 or (
-            widths and known and max(int(labels.max()) for labels in (y, predicted)) >= known
-        ):
-            raise ValueError("classes beyond those of the model")
-        distances, labels, found_by, methods = self._pool(predicted, wrong)
-        if widths and known and int(labels.max()) >= known:
-            raise ValueError("classes beyond those of the model")
-        certified = self.certified
-        rows = [row for unit in self.finished for row in self._rows(unit, mu, wrong)]
-        first = self.threats[0]
-        base = (mu, wrong, torch.where(wrong, 0.0, math.inf).double(), first)
-        result = Outcome(
-            name=without_folders(str(self.config["model"]["name"])),
-            data=without_folders(str(self.config["data"]["name"])),
-            threats=self.threats,
-            ids=self._ids(),
-            classes=None
-            if self.config["classes"] is None
-            else tuple(map(str, self.config["classes"])),
-            y=y,
-            predicted=predicted,
-            mu=mu,
-            distances=distances,
-            labels=labels,
-            found_by=found_by,
-            methods=methods,
-            radii=None if certified is None else self.column(certified, "values"),
-            exact=None if certified is None else self.column(certified, "exact"),
-            certificate={} if certified is None else self._certificate(certified),
-            rows=tuple(rows),
-            best=tuple(self._best(mu, wrong, distances, threat) for threat in self.threats),
-            clean=accuracy(*base, share=0.0),
-            clean_interval=guaranteed_interval(*base, share=0.0),
-            findings=(),
-            info=self.config,
-            images=self._images,
-            folder=str(self.store.folder),
-            landmarks=self._landmarks(),
-            searched={} if self.ladder is None else dict(self.ladder.known),
-            others=read_others(self.config, self.chunks.n),
-            criterion=criterion,
-            targets=targets,
-            outputs=None if criterion is None else self._outputs(criterion),
-            boxes=read_boxes(self.store, range(len(self.chunks)), (self.chunks.n, *self.shape)),
-        )
-        _check_landmarks(result)
-        return replace(result, findings=tuple(findings(self, result)))
+        return self.column(CLEAN, "y")
 
-    def _targets(self, criterion: Criterion, y: Tensor) -> Tensor:
-        """What the criterion needs of each sample, `(N, W)`; none that cannot be."""
+    @cached_property
+    def predicted(self) -> Tensor:
+        """The classes predicted at the samples, `(N,)`."""
+        return self.column(CLEAN, "predicted")
+
+    @cached_property
+    def mu(self) -> Tensor:
+        """The weights of the samples, `(N,)`."""
+        return self.column(CLEAN, "mu")
+
+    @cached_property
+    def wrong(self) -> Tensor:
+        """Which samples are wrong as they are, bool `(N,)`."""
+        return self.predicted != self.y
+
+    def check_classes(self) -> None:
+        """Refuse classes that the model does not have, and outputs of different models."""
+        widths = {part["logits"].shape[-1] for part in self._parts(CLEAN, "logits")} - {0}
+        known = (
+            min(widths, default=0)
+            if self.settings.criterion is None
+            else self.settings.criterion.rows + 1
+        )
+        stated = (self.y, self.predicted, self.nearest[1])
+        if len(widths) > 1 or (widths and max(int(part.max()) for part in stated) >= known):
+            raise ValueError("classes beyond those of the model")
+
+    @cached_property
+    def targets(self) -> Tensor | None:
+        """What the criterion needs of each sample, `(N, W)`, or None; none that cannot be."""
+        criterion = self.settings.criterion
+        if criterion is None:
+            return None
         none = torch.zeros(0, criterion.width, dtype=torch.float64)
-        found = torch.cat([none, *(part["targets"] for part in self._clean("targets"))])
-        if found.shape != (len(y), criterion.width) or found.dtype != torch.float64:
+        found = torch.cat([none, *(part["targets"] for part in self._parts(CLEAN, "targets"))])
+        if found.shape != (len(self.y), criterion.width) or found.dtype != torch.float64:
             raise ValueError("targets of another kind")
-        if bool(y.any()) or not bool(torch.isfinite(found).all()):
+        if bool(self.y.any()) or not bool(torch.isfinite(found).all()):
             raise ValueError("targets that are not finite, or classes beside them")
         criterion.check(found)
         return found
 
-    def _outputs(self, criterion: Criterion) -> Tensor:
-        """What the model gave at the samples, `(N, K)`; NaN where a cluster had given up."""
-        parts = [torch.zeros(0, criterion.outputs, dtype=torch.float64)]
-        for part in self._clean("logits", "y"):
+    @property
+    def outputs(self) -> Tensor | None:
+        """What the model gave at the samples, `(N, K)`; NaN where a cluster had given up. None for
+        classes.
+        """
+        if self.settings.criterion is None:
+            return None
+        parts = [torch.zeros(0, self.settings.criterion.outputs, dtype=torch.float64)]
+        for part in self._parts(CLEAN, "logits", "y"):
             z = part["logits"]
-            blank = z.new_full((len(part["y"]), criterion.outputs), math.nan)
+            blank = z.new_full((len(part["y"]), self.settings.criterion.outputs), math.nan)
             parts.append((z if z.shape[1] else blank).double())
         return torch.cat(parts)
 
-    def _clean(self, *names: str) -> Iterator[dict[str, Tensor]]:
-        """Some tensors of the samples, chunk by chunk."""
+    def _parts(self, key: str, *names: str) -> Iterator[dict[str, Tensor]]:
+        """Some tensors of a folder, chunk by chunk."""
         for chunk, _, _ in self.chunks:
-            yield self.store.get(CLEAN, chunk, names)[0]
+            yield self.store.get(key, chunk, names)[0]
 
-    def _landmarks(self) -> tuple[Landmark, ...]:
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Names of the samples."""
+        ids = tuple(str(name) for fields in self.fields(CLEAN) for name in fields["ids"])
+        if len(ids) != self.chunks.n:
+            raise ValueError(f"{len(ids)} ids for {self.chunks.n} samples")
+        return ids
+
+    @property
+    def boxes(self) -> Boxes | None:
+        """The boxes of the samples, where they have their own."""
+        return read_boxes(self.store, range(len(self.chunks)), (self.chunks.n, *self.shape))
+
+    @property
+    def landmarks(self) -> tuple[Landmark, ...]:
         """The known shifts that were stored: none in most runs."""
         text = self.store.read(LANDMARKS)
         if text is None:
@@ -381,146 +358,159 @@ class Reading:
                 raise ValueError("landmarks without the orders of the run")
         return found
 
-    def _ids(self) -> tuple[str, ...]:
-        ids = tuple(str(name) for fields in self.fields(CLEAN) for name in fields["ids"])
-        if len(ids) != self.chunks.n:
-            raise ValueError(f"{len(ids)} ids for {self.chunks.n} samples")
-        return ids
-
-    def _pool(
-        self, predicted: Tensor, wrong: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
-        """Distances, labels, finders and their names, from the pool, or from the attacks while
-        there is none yet.
+    @cached_property
+    def nearest(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The nearest flips `(N,)`: distances, labels, and which of the sources has them. From the
+        pool, or from the attacks while there is none yet.
         """
         if not self.sources:
-            return (
-                torch.where(wrong, 0.0, math.inf).double(),
-                predicted,
-                torch.zeros_like(predicted),
-                ("none",),
+            none = torch.where(self.wrong, 0.0, math.inf).double()
+            return none, self.predicted, torch.zeros_like(self.predicted)
+        standing, found_by = torch.stack([self.standing(key) for key in self.sources]).min(0)
+        if not self.is_pooled:
+            labels = torch.stack([self.column(key, "labels") for key in self.sources])
+            return standing, labels.gather(0, found_by[None])[0], found_by
+        names = ("distances", "labels", "found_by")
+        distances, labels, found_by = (self.column(self.pooled, name) for name in names)
+        if not torch.equal(standing, distances):
+            raise InputError(
+                f"the pooled distances in {str(self.store.folder)!r} are not those of the "
+                "attacks: the run was changed, so trust none of it."
             )
-        if self.is_pooled:
-            distances, labels, found_by = (
-                self.column(self.pooled, name) for name in ("distances", "labels", "found_by")
-            )
-            if not torch.equal(
-                torch.stack([self._standing(key) for key in self.sources]).amin(0), distances
-            ):
-                raise InputError(
-                    f"the pooled distances in {str(self.store.folder)!r} are not those of the "
-                    "attacks: the run was changed, so trust none of it."
-                )
-        else:
-            known, classes = (
-                torch.stack([self.column(key, name) for key in self.sources])
-                for name in ("distances", "labels")
-            )
-            distances, found_by = known.min(0)
-            labels = classes.gather(0, found_by[None])[0]
-        names = [self._method(key) for key in self.sources]
+        return distances, labels, found_by
+
+    @property
+    def found_by(self) -> tuple[tuple[str, ...], Tensor]:
+        """Names of the methods, and which of them found the nearest flip of each sample, `(N,)`."""
+        if not self.sources:
+            return ("none",), self.nearest[2]
+        attacks = {unit.key: unit.attack for unit in self.units}
+        attacks |= dict.fromkeys(self.looked, "nearest")
+        names = [attacks.get(key) or key.partition("@")[0] for key in self.sources]
         methods = tuple(dict.fromkeys(names))
-        finders = torch.tensor([methods.index(name) for name in names])[found_by]
-        return distances, labels, finders, methods
+        return methods, torch.tensor([methods.index(name) for name in names])[self.nearest[2]]
 
-    def _method(self, key: str) -> str:
-        if key in self.looked:
-            return "nearest"
-        return {unit.key: unit.attack for unit in self.units}.get(key) or key.partition("@")[0]
-
-    def _standing(self, key: str) -> Tensor:
+    def standing(self, key: str) -> Tensor:
         """The distances of one folder, inf where the final look found that a flip is none."""
         distances = self.distances(key)
-        if not self.is_pooled:
+        if not self.is_pooled or not len(self.chunks):
             return distances
-        place = self.sources.index(key)
-        parts = [
-            self.store.get(self.pooled, chunk, ("refuted",))[0]["refuted"][:, place]
-            for chunk, _, _ in self.chunks
-        ]
-        return distances.masked_fill(torch.cat(parts), math.inf) if parts else distances
+        return distances.masked_fill(self.refuted(key), math.inf)
 
-    def _rows(self, unit: Unit, mu: Tensor, wrong: Tensor) -> Iterator[Row]:
-        distances = self._standing(unit.key)
+    def refuted(self, key: str) -> Tensor:
+        """Which flips of one folder the final look found to be none, bool `(N,)`."""
+        place = self.sources.index(key)
+        parts = [part["refuted"][:, place] for part in self._parts(self.pooled, "refuted")]
+        return torch.cat(parts)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """One for each attack and threat."""
+        return tuple(row for unit in self.finished for row in self._rows(unit))
+
+    @property
+    def best(self) -> tuple[Row, ...]:
+        """All attacks pooled, one row for each threat."""
+        spent = [sum(each) for each in zip((0.0, 0.0), *map(self._spent, self.finished))]
+        found = self.nearest[0], (spent[0], spent[1])
+        return tuple(self._row("all", "all, pooled", threat, *found) for threat in self.threats)
+
+    @property
+    def clean(self) -> Row:
+        """No attack at all: the accuracy on the samples."""
+        unmoved = torch.where(self.wrong, 0.0, math.inf).double()
+        return self._row("clean", "clean", self.threats[0], unmoved, (0.0, 0.0), 0.0)
+
+    def _rows(self, unit: Unit) -> Iterator[Row]:
+        distances = self.standing(unit.key)
         fields = self.fields(unit.key)
         said = next((item for item in fields if "share" in item), None)
         # Nothing could be computed: no row is better than one that says the clean accuracy.
         if fields and said is None:
             return
         share, title = (said["share"], str(said["title"])) if said else (None, unit.entry.title)
-        attacked = ~wrong
-        forwards, backwards = (
-            _mean(self.column(unit.key, name)[attacked]) for name in ("forwards", "backwards")
-        )
-        base = (mu, wrong, distances)
+        found = distances, self._spent(unit), share
         for k, threat in enumerate(self.threats if share is None else (unit.threat,)):
             seconds = self.seconds.get(unit.key) if k == 0 else None
-            yield _row(unit.attack, title, threat, base, share, (forwards, backwards), seconds)
+            yield self._row(unit.attack, title, threat, *found, seconds)
 
-    def _best(self, mu: Tensor, wrong: Tensor, distances: Tensor, threat: Threat) -> Row:
-        forwards, backwards = (
-            sum(_mean(self.column(unit.key, name)[~wrong]) for unit in self.finished)
-            for name in ("forwards", "backwards")
-        )
-        base = (mu, wrong, distances)
-        return _row("all", "all, pooled", threat, base, None, (forwards, backwards), None)
+    def _row(
+        self,
+        attack: str,
+        title: str,
+        threat: Threat,
+        distances: Tensor,
+        spent: tuple[float, float],
+        share: float | None = None,
+        seconds: float | None = None,
+    ) -> Row:
+        """One attack over one threat. spent: forwards and backwards."""
+        base = (self.mu, self.wrong, distances, threat, share)
+        level, interval = accuracy(*base), guaranteed_interval(*base)
+        cost = _cost(self.mu, distances, threat, share)
+        flipped = _mean(torch.isfinite(distances)[~self.wrong])
+        return Row(attack, title, threat, level, interval, cost, *spent, flipped, seconds)
 
-    def _certificate(self, key: str) -> dict[str, Any]:
-        methods = sorted({str(fields["method"]) for fields in self.fields(key)})
+    def _spent(self, unit: Unit) -> tuple[float, float]:
+        """Mean passes of the samples that are right: forwards and backwards."""
+        names = ("forwards", "backwards")
+        forwards, backwards = (_mean(self.column(unit.key, name)[~self.wrong]) for name in names)
+        return forwards, backwards
+
+    @property
+    def certificate(self) -> dict[str, Any]:
+        """How the radii were found; nothing without."""
+        if self.certified is None:
+            return {}
+        fields = self.fields(self.certified)
+        methods = sorted({str(item["method"]) for item in fields})
         kinds = sorted(
-            {
-                str(fields.get("arithmetic", "exact"))
-                for fields in self.fields(key)
-                if was_sought(fields)
-            }
+            {str(item.get("arithmetic", "exact")) for item in fields if was_sought(item)}
         )
-        found = {
+        return {
+            **dict(self.config["certify"]),
             "method": " and ".join(methods),
             "arithmetic": " and ".join(kinds),
-            "seconds": self.seconds.get(key),
+            "seconds": self.seconds.get(self.certified),
         }
-        return {**dict(self.config["certify"]), **found}
 
-    def _images(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def images(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Samples and their flips `(n, *shape)`, read from the disk: only the rows that are
         asked for.
         """
-        rows: dict[int, list[int]] = {}
-        for i in chosen:
-            rows.setdefault(int(i) // self.chunks.size, []).append(int(i) % self.chunks.size)
-        none = torch.zeros(0, *self.shape)
-        x: dict[tuple[int, int], Tensor] = {}
-        points: dict[tuple[int, int], Tensor] = {}
-        for chunk, mine in rows.items():
-            samples = self._pictures(CLEAN, chunk, "x", mine)
-            moved = samples.clone()
-            found_by = self._finders(chunk)
-            for source in set(found_by[mine].tolist()) if self.sources else ():
-                key = self.sources[source]
-                stored = self.store.get(key, chunk, ("index", "distances"))[0]
-                place = {row: k for k, row in enumerate(stored["index"].tolist())}
-                flips = [
-                    k
-                    for k, row in enumerate(mine)
-                    if found_by[row] == source and 0 < stored["distances"][row] < math.inf
-                ]
-                if any(mine[k] not in place for k in flips):
+        distances, _, found_by = self.nearest
+        x: dict[int, Tensor] = {}
+        points: dict[int, Tensor] = {}
+        for chunk, rows in self._rows_by_chunk(chosen).items():
+            first = chunk * self.chunks.size
+            x |= {first + row: at for row, at in zip(rows, self._pictures(CLEAN, chunk, "x", rows))}
+            flipped: dict[str, list[int]] = {}
+            for row in rows:
+                if 0 < distances[first + row] < math.inf:
+                    flipped.setdefault(self.sources[found_by[first + row]], []).append(row)
+            for key, mine in flipped.items():
+                index = self.store.get(key, chunk, ("index",))[0]["index"].tolist()
+                if not set(mine) <= set(index):
                     raise InputError(
                         f"{key!r} in {str(self.store.folder)!r} has flips without points: the "
                         "run was changed."
                     )
-                if flips:
-                    moved[flips] = self._pictures(
-                        key, chunk, "points", [place[mine[k]] for k in flips]
-                    ).to(moved.dtype)
-            x |= {(chunk, row): samples[k] for k, row in enumerate(mine)}
-            points |= {(chunk, row): moved[k] for k, row in enumerate(mine)}
-        order = [divmod(int(i), self.chunks.size) for i in chosen]
-        return (
-            (torch.stack([x[k] for k in order]), torch.stack([points[k] for k in order]))
-            if order
-            else (none, none.clone())
-        )
+                found = self._pictures(key, chunk, "points", [index.index(row) for row in mine])
+                points |= {first + row: at for row, at in zip(mine, found)}
+        if not x:
+            return torch.zeros(0, *self.shape), torch.zeros(0, *self.shape)
+        places = [int(i) for i in chosen]
+        moved = [points.get(i, x[i]).to(x[i].dtype) for i in places]
+        return torch.stack([x[i] for i in places]), torch.stack(moved)
+
+    def _rows_by_chunk(self, places: Sequence[int]) -> dict[int, list[int]]:
+        """Places of samples as rows of their chunks."""
+        rows: dict[int, list[int]] = {}
+        for place in places:
+            rows.setdefault(int(place) // self.chunks.size, []).append(
+                int(place) % self.chunks.size
+            )
+        return rows
 
     def _pictures(self, key: str, chunk: int, name: str, rows: Sequence[int]) -> Tensor:
         """Some samples or points of a chunk, `(n, *shape)`."""
@@ -532,35 +522,6 @@ class Reading:
                 "changed."
             )
         return found
-
-    def _finders(self, chunk: int) -> Tensor:
-        """Which of the sources has the nearest flip of each sample of a chunk."""
-        if self.is_pooled:
-            return self.store.get(self.pooled, chunk, ("found_by",))[0]["found_by"]
-        known = [self.store.get(key, chunk, ("distances",))[0]["distances"] for key in self.sources]
-        return (
-            torch.stack(known).argmin(0)
-            if known
-            else torch.zeros(self.chunks.size, dtype=torch.int64)
-        )
-
-
-def _row(
-    attack: str,
-    title: str,
-    threat: Threat,
-    base: tuple[Tensor, Tensor, Tensor],
-    share: float | None,
-    spent: tuple[float, float],
-    seconds: float | None,
-) -> Row:
-    """One attack over one threat; base: weights, which samples are wrong, and distances."""
-    mu, wrong, distances = base
-    level = accuracy(*base, threat, share)
-    interval = guaranteed_interval(*base, threat, share)
-    cost = _cost(mu, distances, threat, share)
-    flipped = _mean(torch.isfinite(distances)[~wrong])
-    return Row(attack, title, threat, level, interval, cost, *spent, flipped, seconds)
 
 
 def _cost(mu: Tensor, distances: Tensor, threat: Threat, share: float | None) -> float:
@@ -582,3 +543,10 @@ def _cost(mu: Tensor, distances: Tensor, threat: Threat, share: float | None) ->
 
 def _mean(values: Tensor) -> float:
     return float(values.double().mean()) if len(values) else 0.0
+
+
+def was_sought(fields: Mapping[str, Any]) -> bool:
+    """Whether radii were sought in a chunk: not if time had run out, or a cluster had given
+    up on it.
+    """
+    return not str(fields["method"]).startswith("none")

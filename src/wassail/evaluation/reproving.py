@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,10 +17,12 @@ from wassail.certificates.prove.record import EXACT as MET
 from wassail.certificates.prove.record import Radii
 from wassail.certificates.prove.verify import verify as prove
 from wassail.evaluation.notes import Notes
-from wassail.evaluation.result import Outcome
 from wassail.network import Model
 from wassail.specification import Labels, labels_at
 from wassail.threat import Domain, Threat, number
+
+if TYPE_CHECKING:
+    from wassail.evaluation.run import Evaluation
 
 CONFIDENCE = 0.95
 DRAWN = 45  # radii: where so many of any number are true, at most 6.5 % are false, at CONFIDENCE
@@ -50,7 +52,7 @@ def most_false(n: int, k: int) -> int:
     return low
 
 
-def few(run: Outcome) -> float:
+def few(run: Evaluation) -> float:
     """The share of the radii that is enough for a verification in little time: a tenth, at most
     `DRAWN`.
     """
@@ -59,7 +61,7 @@ def few(run: Outcome) -> float:
 
 
 def prove_again(
-    run: Outcome, model: Model, share: float, seed: int, notes: Notes, attacked: Tensor
+    run: Evaluation, model: Model, share: float, seed: int, notes: Notes, attacked: Tensor
 ) -> None:
     """Some certified radii of a run, drawn at random, proved again. attacked: distances of the
     flips that were known before the radii were sought, `(N,)`.
@@ -107,7 +109,7 @@ def prove_again(
 class _Again:
     """Radii of a run, proved and sought again. attacked: as in `prove_again`."""
 
-    def __init__(self, run: Outcome, model: Model, attacked: Tensor) -> None:
+    def __init__(self, run: Evaluation, model: Model, attacked: Tensor) -> None:
         self.run = run
         self.model = model
         self.graph = read(model, tuple(run.images([])[0].shape[1:]), smooth=True)

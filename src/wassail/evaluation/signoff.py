@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,11 +12,13 @@ from torch import Tensor
 from wassail.errors import InputError, remedies
 from wassail.evaluation.notes import Verification
 from wassail.evaluation.requirement import Requirement, parse_requirement
-from wassail.evaluation.result import Outcome
 from wassail.notebook import card, lines
 from wassail.threat import Threat, ceil_percent, floor_percent, show
 from wassail.transport.confidence import proportion_at_least
 from wassail.transport.curve import RiskCurve
+
+if TYPE_CHECKING:
+    from wassail.evaluation.run import Evaluation
 
 CONDITIONS = (
     "The samples are independent draws from the population, none of them chosen by hand.",
@@ -55,7 +57,7 @@ class Verdict:
         return card(f"{verdict}: {self.requirement.text}", lines(self.sentence))
 
 
-def check(run: Outcome, requirement: Requirement | str) -> Verdict:
+def check(run: Evaluation, requirement: Requirement | str) -> Verdict:
     """Whether an evaluation meets a requirement.
 
     requirement: a sentence or what `parse_requirement` made of it.
@@ -84,9 +86,10 @@ def check(run: Outcome, requirement: Requirement | str) -> Verdict:
         where = f"over {run.told(threat)}"
         if asked.side == "attacked":
             where = f"under the attacks that were run, {where}"
+    verb = f"is {run.words.kept}" if asked.side == "clean" else run.words.stays
     sure = "" if asked.confidence is None else f", with {100 * asked.confidence:g} % confidence"
     sentence = (
-        f"at least {floor_percent(value)} % of the {who} {_verb(run, asked.side)} {where}{sure} "
+        f"at least {floor_percent(value)} % of the {who} {verb} {where}{sure} "
         f"({len(curve.mu):,} samples)"
     )
     # 55 of 100 samples are 0.55, also where the sum of their weights was rounded down.
@@ -94,7 +97,7 @@ def check(run: Outcome, requirement: Requirement | str) -> Verdict:
     return Verdict(asked, value + slack >= asked.accuracy, value, sentence)
 
 
-def _others(run: Outcome, asked: Requirement) -> dict[str, Any]:
+def _others(run: Evaluation, asked: Requirement) -> dict[str, Any]:
     """What may change besides inputs, as a requirement says."""
     groups = run.others.get("groups") if asked.groups else None
     if asked.groups and groups is None:
@@ -123,7 +126,7 @@ def looked_at(verdict: Verdict, looked: Verification) -> Verdict:
     return replace(verdict, sentence=said)
 
 
-def of_class(run: Outcome, order: float, label: int | None) -> RiskCurve:
+def of_class(run: Evaluation, order: float, label: int | None) -> RiskCurve:
     """The curve of the samples of one class, with a budget of its own; of all for None.
 
     label: a class, or None.
@@ -135,7 +138,7 @@ def of_class(run: Outcome, order: float, label: int | None) -> RiskCurve:
     return of_rows(run, order, run.y == label)
 
 
-def of_rows(run: Outcome, order: float, mine: Tensor) -> RiskCurve:
+def of_rows(run: Evaluation, order: float, mine: Tensor) -> RiskCurve:
     """The curve of some of the samples, with a budget of their own.
 
     mine: bool `(N,)`.
@@ -146,12 +149,12 @@ def of_rows(run: Outcome, order: float, mine: Tensor) -> RiskCurve:
     return RiskCurve(curve.distances[mine], radii, mu / mu.sum() if len(mu) else mu, order)
 
 
-def independent(run: Outcome) -> bool:
+def independent(run: Evaluation) -> bool:
     """Whether anything can be said about a population: there are samples, of equal weight."""
     return len(run) > 0 and bool((run.mu == run.mu[0]).all())
 
 
-def population_sentence(run: Outcome, confidence: float = 0.95) -> str | None:
+def population_sentence(run: Evaluation, confidence: float = 0.95) -> str | None:
     """What the samples prove for all inputs like them at the headline's threat, or None."""
     if not independent(run):
         return None
@@ -171,7 +174,7 @@ def population_sentence(run: Outcome, confidence: float = 0.95) -> str | None:
     )
 
 
-def others_population(run: Outcome, confidence: float = 0.95) -> str | None:
+def others_population(run: Evaluation, confidence: float = 0.95) -> str | None:
     """What the samples say about all inputs with labels that change and other people, or None."""
     if not run.others or not independent(run):
         return None
@@ -210,7 +213,3 @@ def _robust(curve: RiskCurve, asked: Requirement, threat: Threat) -> float:
     if asked.confidence is None:
         return curve(threat.eps)[0]
     return curve.population_at(threat, asked.confidence)[0]
-
-
-def _verb(run: Outcome, side: str) -> str:
-    return f"is {run.words.kept}" if side == "clean" else run.words.stays

@@ -21,7 +21,7 @@ from torch import Tensor
 from wassail.checks import fingerprint
 from wassail.errors import InputError
 from wassail.evaluation.notes import Notes, Verification
-from wassail.evaluation.reading import ODD, SMOOTHED, two_kinds, unreadable
+from wassail.evaluation.reading import SMOOTHED, readable, two_kinds
 from wassail.evaluation.reproving import CONFIDENCE, most_false
 from wassail.evaluation.store.encoding import parsed, read_bytes
 from wassail.geometry import distances as distances_between
@@ -141,13 +141,8 @@ def verify_smoothed(
     about = read_smoothing(folder)
     drawn = secrets.randbits(32) if seed is None else int(seed)
     notes = Notes()
-    try:
-        with frozen(model), torch.no_grad():
-            names = _Look(Path(folder), about, model, data, notes).look(share, drawn)
-    except ODD as error:
-        if isinstance(error, InputError):
-            raise
-        raise unreadable(folder, error) from None
+    with readable(folder), frozen(model), torch.no_grad():
+        names = _Look(Path(folder), about, model, data, notes).look(share, drawn)
     notes.unchecked.append(
         "names, versions, the command and how the points of the attack were found: only another "
         "run tells."

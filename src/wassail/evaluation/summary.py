@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wassail.evaluation.plan import exactly
-from wassail.evaluation.result import Outcome, Row
+from wassail.evaluation.result import Row
+
+if TYPE_CHECKING:
+    from wassail.evaluation.run import Evaluation
 
 GRID = 65  # budgets at which the curves are written
-OF_A_ROW = (
-    *("attack", "title", "accuracy", "interval"),
-    *("cost", "forwards", "backwards", "flipped"),
-)
 
 
-def summary(result: Outcome) -> dict[str, Any]:
+def summary(result: Evaluation) -> dict[str, Any]:
     """The figures as plain values; times are in the log."""
 
     def row(item: Row) -> dict[str, Any]:
@@ -27,7 +26,8 @@ def summary(result: Outcome) -> dict[str, Any]:
             "eps": threat.eps,
             "domain": threat.domain,
         }
-        return about | {name: getattr(item, name) for name in OF_A_ROW}
+        apart = ("threat", "seconds")
+        return about | {name: value for name, value in vars(item).items() if name not in apart}
 
     top = 2 * max(threat.eps for threat in result.threats)
     curves = []
@@ -54,7 +54,7 @@ def summary(result: Outcome) -> dict[str, Any]:
     }
 
 
-def _others(result: Outcome) -> dict[str, Any]:
+def _others(result: Evaluation) -> dict[str, Any]:
     """The figures with labels that change and other people, where there are any."""
     if not result.others:
         return {}

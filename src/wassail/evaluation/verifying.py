@@ -11,24 +11,24 @@ import json
 import math
 import secrets
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from wassail.errors import InputError, ModelWarning
-from wassail.evaluation.chunks import CLEAN, share_of, title_of, unpack
+from wassail.evaluation.chunks import CLEAN, holds, judged, moved, share_of, title_of, unpack
 from wassail.evaluation.conditions import conditions, plain_sentence
 from wassail.evaluation.criterion import OWN, Regression, outputs_of, right_of, stored_labels
 from wassail.evaluation.landmarks import Landmark, changed, mean_cost, transport
 from wassail.evaluation.notes import Notes, Verification, close, fields_of, plain_text
 from wassail.evaluation.plan import Unit, data_hash
-from wassail.evaluation.reading import ODD, Reading, unreadable
+from wassail.evaluation.reading import Reading, readable
 from wassail.evaluation.reproving import prove_again
-from wassail.evaluation.result import Outcome
-from wassail.evaluation.settings import Settings
 from wassail.evaluation.store.encoding import unique
 from wassail.evaluation.store.store import Store
 from wassail.evaluation.summary import summary
@@ -41,11 +41,13 @@ from wassail.network import BATCH_SIZE, Model, frozen
 from wassail.specification import labels_at
 from wassail.threat import number
 from wassail.transport.allocation import sample_weights
-from wassail.transport.flips import Flips
 from wassail.zoo.datasets import open_data
 from wassail.zoo.features import own_model
 from wassail.zoo.files import Targets
 from wassail.zoo.weights import fingerprint
+
+if TYPE_CHECKING:
+    from wassail.evaluation.run import Evaluation
 
 STEPS = 1_000_000  # of an attack that is run again: the product of its options that count
 # of a chunk: so many flips another processor may win or lose by rounding when an attack is run
@@ -53,12 +55,17 @@ STEPS = 1_000_000  # of an attack that is run again: the product of its options 
 NOISE = 0.02
 LOGITS = 1e-4  # relative: by so much the logits of another processor may differ
 COSTS = 1e-5  # relative: by so much the cost of a shift, of float32 samples, may differ
+# of a run in memory and its folder
+COMPARED = (
+    *("rows", "best", "ids", "threats", "others", "y", "predicted", "mu"),
+    *("distances", "labels", "radii", "exact", "targets"),
+)
 # what is recorded of data and may differ where the same data are read
 OTHERWISE = ("name", "samples", "shape", "versions", "low", "high", "scale", "fixed")
 
 
 def verify(
-    run: Outcome,
+    run: Evaluation,
     model: Model,
     data: Any = None,
     radii: bool | float = False,
@@ -82,14 +89,11 @@ def verify(
                 "everything but the samples' predictions and nearest flips: this run has no folder."
             )
         else:
-            try:
-                folder = _Folder(run, model, data, batch_size, drawn, notes)
-                folder.look(records)
-                attacked = folder.reading.attacked
-            except ODD as error:
-                if isinstance(error, InputError):
-                    raise
-                raise unreadable(run.folder, error) from None
+            with readable(run.folder):
+                reading = Reading(Store.open(run.folder))
+                random = np.random.default_rng(drawn)
+                _Folder(run, reading, model, data, batch_size, random, notes).look(records)
+                attacked = reading.attacked
         notes.choices += plain_sentence(run, model)
     if run.radii is not None:
         prove_again(run, model, share, drawn, notes, attacked)
@@ -100,34 +104,26 @@ def verify(
     return notes.result(fields_of(run), drawn)
 
 
-def _look_at_nearest(run: Outcome, model: Model, batch_size: int, notes: Notes) -> None:
+def _look_at_nearest(run: Evaluation, model: Model, batch_size: int, notes: Notes) -> None:
     """Every sample and its nearest flip, as the run has them in memory."""
-    samples = "samples are not predicted as stated"
-    right = "flips are not misclassified"
-    distances = "distances are not as stated"
-    classes = "flips are not of the class stated"
-    counts = dict.fromkeys((samples, right, distances, classes), 0)
+    counts = Counter[str]()
     for start in range(0, len(run), batch_size):
         some = slice(start, start + batch_size)
         x, points = run.images(range(len(run))[some])
-        found = Flips.from_points(
-            model,
-            x,
-            labels_at(run.right, some),
-            points,
-            run.threat.norm,
-            run.inside(model, torch.arange(len(run))[some], x),
-            pull_in=False,
-        )
+        inside = run.inside(model, torch.arange(len(run))[some], x)
+        found = judged(model, x, labels_at(run.right, some), points, run.threat.norm, inside)
         stated = run.distances[some]
         wrong = (run.predicted != run.y)[some]
         flip = torch.isfinite(stated) & ~wrong
         held = flip & found.success
         other = wrong & found.success & (found.labels != run.predicted[some])
-        counts[samples] += int(((found.distances == 0) != wrong).sum()) + int(other.sum())
-        counts[right] += int((flip & ~found.success).sum())
-        counts[distances] += int((held & (found.distances != stated)).sum())
-        counts[classes] += int((held & (found.labels != run.labels[some])).sum())
+        bad = {
+            "samples are not predicted as stated": ((found.distances == 0) != wrong) | other,
+            "flips are not misclassified": flip & ~found.success,
+            "distances are not as stated": held & (found.distances != stated),
+            "flips are not of the class stated": held & (found.labels != run.labels[some]),
+        }
+        counts.update({name: int(which.sum()) for name, which in bad.items()})
     flips = int((torch.isfinite(run.distances) & (run.distances > 0)).sum())
     notes.cover("predicted", "distances", "labels", "found_by")
     notes.count(
@@ -137,22 +133,17 @@ def _look_at_nearest(run: Outcome, model: Model, batch_size: int, notes: Notes) 
     )
 
 
+@dataclass(eq=False)
 class _Folder:
     """The files of a run: every attack's flips and row, the weights, the samples, the summary."""
 
-    def __init__(
-        self, run: Outcome, model: Model, data: Any, batch_size: int, seed: int, notes: Notes
-    ) -> None:
-        assert run.folder is not None
-        self.run = run
-        self.model = model
-        self.data = data
-        self.batch_size = batch_size
-        self.notes = notes
-        self.store = Store.open(run.folder)
-        self.reading = Reading(self.store)
-        self.config = self.store.config
-        self.random = np.random.default_rng(seed)
+    run: Evaluation
+    reading: Reading
+    model: Model
+    data: Any
+    batch_size: int
+    random: np.random.Generator
+    notes: Notes
 
     def look(self, records: Sequence[Mapping[str, Any]]) -> None:
         self._files()
@@ -177,30 +168,18 @@ class _Folder:
     def _files(self) -> None:
         """What the manifest, the summary and the memory say beside the chunks."""
         run = self.run
-        now = self.reading.result
-        same = (
-            run.rows == now.rows
-            and run.best == now.best
-            and run.ids == now.ids
-            and run.threats == now.threats
-            and run.others == now.others
-        )
-        kinds = ("y", "predicted", "mu", "distances", "labels", "radii", "exact", "targets")
-        for name in kinds:
-            ours = getattr(run, name)
-            theirs = getattr(now, name)
-            same &= ours is theirs if ours is None or theirs is None else torch.equal(ours, theirs)
-        if not same:
+        now = type(run).of(self.reading)
+        if not all(_equal(getattr(run, name), getattr(now, name)) for name in COMPARED):
             self.notes.problems.append(
                 "what is in memory is not what the run's folder holds: load it again."
             )
-        if self.store.read("manifest.json") is None:
+        if self.reading.store.read("manifest.json") is None:
             self.notes.unchecked.append("what is missing: the run is not finished.")
         else:
-            self.notes.problems += self.store.verify()
+            self.notes.problems += self.reading.store.verify()
         missing = [finding.text for finding in now.findings if finding.name == "unfinished"]
         self.notes.unchecked += missing
-        text = self.store.read("summary.json")
+        text = self.reading.store.read("summary.json")
         if text is not None:
             stated = _parsed(text)
             found = json.loads(json.dumps(summary(now)))
@@ -217,7 +196,7 @@ class _Folder:
         self.notes.cover("config.chunk", "config.data.samples", "config.data.shape")
 
     def _model(self) -> None:
-        stated = self.config["model"].get("weights")
+        stated = self.reading.config["model"].get("weights")
         found = fingerprint(own_model(self.model))
         if stated is None or found is None:
             self.notes.unchecked.append(
@@ -235,7 +214,7 @@ class _Folder:
     def _weights(self) -> None:
         """The mass of each sample: 1/N unless the configuration names weights."""
         mu = self.reading.column(CLEAN, "mu")
-        stated = self.config["mu"]
+        stated = self.reading.config["mu"]
         if stated is None or data_hash(mu, mu) == stated:
             self.notes.cover("mu", "config.mu")
         if abs(math.fsum(mu.tolist()) - 1) > 1e-12 and len(mu):
@@ -267,47 +246,39 @@ class _Folder:
             self.notes.problems.append(
                 f"the run has {len(self.run)} samples and the data have {len(data)}."
             )
-        other = logits = sums = names = blank = 0
+        here = data is not None and len(data) == len(self.run)
+        counts = Counter[str]()
+        blank = 0
         for chunk, start, stop in self.reading.chunks:
-            kept, fields = self.store.get(CLEAN, chunk)
+            kept, fields = self.reading.store.get(CLEAN, chunk)
             x = unpack(kept["x"])
             y = stored_labels(kept)
-            sums += fields.get("sha256") != data_hash(x, y)
-            then = kept["logits"]
-            now = self._logits(x)
-            blank += bool(fields.get("unknown"))
-            if not fields.get("unknown") and (now.shape != then.shape or _off(now, then)):
-                logits += 1
-            if data is not None and len(data) == len(self.run):
+            if data is not None and here:
                 theirs, labels = data.read(start, stop)
                 ours = y if self.run.criterion is None else self.run.criterion.wanted(y)
-                same = (
-                    theirs.shape == x.shape
-                    and torch.equal(theirs.to(x.dtype), x)
-                    and torch.equal(labels, ours)
-                )
-                other += not same
-                names += list(map(str, fields.get("ids", []))) != list(
+                same = torch.equal(theirs.to(x.dtype), x) and torch.equal(labels, ours)
+                named = list(map(str, fields.get("ids", [])))
+                counts["chunks hold other samples than the data"] += not same
+                counts["chunks name their samples otherwise than the data"] += named != list(
                     map(str, data.ids(start, stop))
                 )
+            now, then = self._logits(x), kept["logits"]
+            unknown = bool(fields.get("unknown"))
+            off = now.shape != then.shape or _off(now, then)
+            blank += unknown
+            counts["chunks hold other logits than the model's"] += off and not unknown
+            hashed = fields.get("sha256") == data_hash(x, y)
+            counts["chunks have samples that are not those hashed"] += not hashed
         if blank:
             self.notes.unchecked.append(
                 f"the logits of {blank} chunks: the run says that it does not know them."
             )
-        blocks = {
-            "chunks hold other samples than the data": other,
-            "chunks name their samples otherwise than the data": names,
-        }
-        blocks |= {
-            "chunks hold other logits than the model's": logits,
-            "chunks have samples that are not those hashed": sums,
-        }
         told = "the logits"
         if data is not None:
             told = "the samples are those of the data, and the logits"
             self.notes.cover("images", "y", "ids")
         self._task(data is not None)
-        self.notes.count(blocks, f"{told} are the model's.")
+        self.notes.count(counts, f"{told} are the model's.")
 
     def _task(self, compared: bool) -> None:
         """What right means: read from the configuration, and compared with the rows of the samples
@@ -329,7 +300,7 @@ class _Folder:
         """What the run says of its data (digests, split, names of features and classes) beside
         what the data at hand say of themselves.
         """
-        for key, stated in dict(self.config["data"]).items():
+        for key, stated in dict(self.reading.config["data"]).items():
             known = [record[key] for record in records if key in record]
             partial = key == "sha256" and any(record.get("partial") for record in records)
             if key in OTHERWISE or partial or not known:
@@ -340,7 +311,7 @@ class _Folder:
             self.notes.expect(
                 found, f"{about} is not that of the data given.", f"{about} is that of the data."
             )
-        classes = self.config["classes"]
+        classes = self.reading.config["classes"]
         known = [record["classes"] for record in records if record.get("classes") is not None]
         if known:
             self.notes.cover("classes", "config.classes")
@@ -377,7 +348,7 @@ class _Folder:
         run = self.run
         x, _ = run.images(range(len(run)))
         try:
-            moved = changed(x, landmark.name, run.threat.domain, int(self.config["seed"]))
+            moved = changed(x, landmark.name, run.threat.domain, int(self.reading.config["seed"]))
         except InputError:
             own.append(landmark.name)
             return True, True
@@ -399,70 +370,48 @@ class _Folder:
     def _flips(self) -> None:
         """Every flip of every attack, not only the nearest."""
         for key in self.reading.sources:
-            counts = dict.fromkeys(self._claims(key), 0)
+            counts = Counter[str]()
             total = 0
             for chunk, start, stop in self.reading.chunks:
                 found, flips = self._chunk(key, chunk, start, stop)
-                counts = {name: counts[name] + found[name] for name in counts}
+                counts.update(found)
                 total += flips
             self.notes.count(counts, f"{key}: {total} flips are what they claim.")
 
-    @staticmethod
-    def _claims(key: str) -> tuple[str, ...]:
-        names = (
-            "flips are not misclassified, in the box and as near as stated",
-            "flips are called none and hold",
-            "distances have no point, or points no distance",
-            "flips cost no pass",
-            "distances are 0 where the sample is right, or above where it is wrong",
-        )
-        return tuple(f"of {key}: {name}" for name in names)
-
     def _chunk(self, key: str, chunk: int, start: int, stop: int) -> tuple[dict[str, int], int]:
-        clean = self.store.get(CLEAN, chunk)[0]
-        tensors = self.store.get(key, chunk)[0]
+        """What does not hold of the flips of one chunk, and how many there are."""
+        clean = self.reading.store.get(CLEAN, chunk)[0]
+        tensors = self.reading.store.get(key, chunk)[0]
         x = unpack(clean["x"])
         y = right_of(self.run.criterion, stored_labels(clean))
         wrong = clean["predicted"] != clean["y"]
         stated = tensors["distances"]
         index = tensors["index"]
-        threat = self.run.threat
         flip = (stated > 0) & torch.isfinite(stated)
-        placed = torch.zeros(len(x), dtype=torch.bool)
+        placed, held, refuted = torch.zeros(3, len(x), dtype=torch.bool)
         valid = bool(((index >= 0) & (index < len(x))).all())
         if valid:
             placed[index] = True
-        lost = int((placed != flip).sum()) + (not valid)
-        held = torch.zeros(len(x), dtype=torch.bool)
         if valid and len(index) and bool(torch.isfinite(tensors["points"]).all()):
-            points = x.index_copy(0, index, tensors["points"].to(x.dtype))
-            found = Flips.from_points(
-                self.model,
-                x,
-                y,
-                points,
-                threat.norm,
-                self.run.inside(self.model, torch.arange(start, stop), x),
-                pull_in=False,
-                batch_size=self.batch_size,
-            )
-            held = found.success & (found.distances == stated)
-        refuted = torch.zeros(len(x), dtype=torch.bool)
+            points = moved(x, tensors)
+            inside = self.run.inside(self.model, torch.arange(start, stop), x)
+            about = self.run.threat.norm, inside, self.batch_size
+            held = holds(judged(self.model, x, y, points, *about), points, stated)
         if self.reading.is_pooled:
-            place = self.reading.sources.index(key)
-            refuted = self.store.get(self.reading.pooled, chunk, ("refuted",))[0]["refuted"][
-                :, place
-            ]
-        free = tensors["forwards"] == 0 if key.startswith("attack") else torch.zeros_like(flip)
-        found_ = (
-            flip & ~held & ~refuted,
-            flip & held & refuted,
-            None,
-            flip & free & ~wrong,
-            (stated == 0) != wrong,
-        )
-        counts = [lost if value is None else int(value.sum()) for value in found_]
-        return dict(zip(self._claims(key), counts)), int(flip.sum())
+            refuted = self.reading.refuted(key)[start:stop]
+        free = (tensors["forwards"] == 0) & key.startswith("attack")
+        found = {
+            "flips are not misclassified, in the box and as near as stated": flip
+            & ~held
+            & ~refuted,
+            "flips are called none and hold": flip & held & refuted,
+            "distances have no point, or points no distance": (placed != flip) | (not valid),
+            "flips cost no pass": flip & free & ~wrong,
+            "distances are 0 where the sample is right, or above where it is wrong": (stated == 0)
+            != wrong,
+        }
+        counts = {f"of {key}: {name}": int(which.sum()) for name, which in found.items()}
+        return counts, int(flip.sum())
 
     def _title(self, unit: Unit) -> None:
         """What a row calls itself, and how it shares its budget, against the attack that the
@@ -506,10 +455,13 @@ class _Folder:
         chunk, start, stop = list(self.reading.chunks)[
             int(self.random.integers(len(self.reading.chunks)))
         ]
-        kept = self.store.get(CLEAN, chunk)[0]
+        kept = self.reading.store.get(CLEAN, chunk)[0]
         numbers = Targets(numbers=self.run.criterion is not None)
         given = open_data((unpack(kept["x"]), stored_labels(kept)), targets=numbers)
-        worker = Worker(self.model, given, self._settings(start, stop), self.run.mu[start:stop])
+        boxes = self.run.boxes
+        own = None if boxes is None else boxes.take(torch.arange(start, stop))
+        settings = replace(self.reading.settings, boxes=own)
+        worker = Worker(self.model, given, settings, self.run.mu[start:stop])
         tensors, _ = worker.run(Attack(Place(unit.key, 0, 0, stop - start), unit))
         stated = self.reading.distances(unit.key)[start:stop]
         now = tensors["distances"]
@@ -524,21 +476,6 @@ class _Folder:
         self.notes.unchecked.append(
             "the other attacks and samples, which were not attacked again: flips that were left "
             "out make the attacked figures weaker than they could be, never false."
-        )
-
-    def _settings(self, start: int, stop: int) -> Settings:
-        config = self.config
-        boxes = self.run.boxes
-        return Settings(
-            self.reading.threats,
-            self.reading.attacks,
-            criterion=self.run.criterion,
-            boxes=None if boxes is None else boxes.take(torch.arange(start, stop)),
-            seed=int(config["seed"]),
-            chunk=self.reading.chunks.size,
-            batch_size=config["batch_size"],
-            gradients=str(config["gradients"]),
-            look=bool(config["look"]),
         )
 
 
@@ -561,6 +498,11 @@ def _share(radii: bool | float) -> float:
             f"radii is {radii!r}: give True, False, or the share to prove again, between 0 and 1."
         )
     return share
+
+
+def _equal(a: Any, b: Any) -> bool:
+    tensors = isinstance(a, Tensor) and isinstance(b, Tensor)
+    return torch.equal(a, b) if tensors else type(a) is type(b) and bool(a == b)
 
 
 def _parsed(text: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from wassail.errors import InputError
-from wassail.evaluation.boxes import one_box
+from wassail.evaluation.boxes import inside, one_box
+from wassail.evaluation.chunks import judged
 from wassail.evaluation.criterion import outputs_of, right_of
 from wassail.evaluation.plan import Unit, data_hash
 from wassail.evaluation.settings import Settings
@@ -27,7 +28,6 @@ from wassail.progress import Progress
 from wassail.specification import Labels
 from wassail.threat import Domain, Threat, box_at
 from wassail.transport.flips import Flips
-from wassail.zoo.features import own_boxes
 from wassail.zoo.samples import Data
 
 if TYPE_CHECKING:
@@ -134,12 +134,9 @@ class Worker:
         return outputs_of(self.model, x, self.settings.criterion, self.settings.batch_size)
 
     def box(self, place: Place, x: Tensor) -> Domain:
-        """Where the samples of a task may move: in boxes of their own, with features frozen that
-        may not move, or in the one box of all.
-        """
-        if self.settings.boxes is None:
-            return own_boxes(self.model, x, self.settings.domain)
-        return self.settings.boxes.take(torch.arange(place.start, place.stop))  # type: ignore[return-value]
+        """Where the samples of a task may move."""
+        rows = torch.arange(place.start, place.stop)
+        return inside(self.model, self.settings.boxes, self.settings.domain, rows, x)
 
     def inside(self, unit: Unit, place: Place, x: Tensor) -> Threat:
         """The threat of an attack on the samples of a task, where they may move."""
@@ -168,48 +165,37 @@ class Worker:
             domain = self.box(place, x)
             domain = domain if some is None else box_at(domain, some)
             points = clip(points, domain)
-        again = Flips.from_points(
-            self.model, x, y, points, self.settings.norm, domain, pull_in=False
-        )
+        again = judged(self.model, x, y, points, self.settings.norm, domain)
         return replace(flips, points=again.points, distances=again.distances, labels=again.labels)
 
     def none(self, x: Tensor, y: Labels) -> Flips:
         """No flips but the samples that are wrong already."""
         settings = self.settings
-        return Flips.from_points(self.model, x, y, x, settings.norm, settings.domain, pull_in=False)
+        return judged(self.model, x, y, x, settings.norm, settings.domain)
 
 
+@dataclass(eq=False)
 class Handed(Data):
     """Samples that came with a task: those at start..start + n - 1 of the data they are from."""
 
-    def __init__(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        start: int,
-        x: Tensor,
-        y: Tensor,
-        ids: Sequence[str],
-    ) -> None:
-        self.name = name
-        self.shape = shape
-        self.info = {}
-        self.classes = None
-        self._start = start
-        self._x = x
-        self._y = y
-        self._ids = ids
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    x: Tensor
+    y: Tensor
+    names: Sequence[str]
+    info: dict[str, Any] = field(default_factory=dict)
+    classes: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         """Those up to the last that is here."""
-        return self._start + len(self._y)
+        return self.start + len(self.y)
 
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Places are those in the data they are from."""
-        a = start - self._start
-        b = stop - self._start
-        return self._x[a:b].clone(), self._y[a:b].clone()
+        mine = slice(start - self.start, stop - self.start)
+        return self.x[mine].clone(), self.y[mine].clone()
 
     def ids(self, start: int, stop: int) -> list[str]:
         """As the data have them."""
-        return list(self._ids[start - self._start : stop - self._start])
+        return list(self.names[start - self.start : stop - self.start])

@@ -213,11 +213,6 @@ class Store:
                 )
             return torch.cat([rows[0:0], *(rows[i : i + 1] for i in index)])
 
-    def chunks(self, unit: str) -> list[int]:
-        """The numbers of the chunks of a unit that are there, in order, intact or not."""
-        names = (_CHUNK.fullmatch(path.name) for path in self._results(unit).glob("*.safetensors"))
-        return sorted(int(match[1]) for match in names if match)
-
     def write(self, name: str, text: str) -> None:
         """Write `results/NAME`, whole or not at all; the same text again is no work."""
         self._check_writer()

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
-from wassail.evaluation.chunks import Tensors, moved, take
-from wassail.evaluation.criterion import kept_labels, predicted
+from wassail.evaluation.chunks import Tensors, holds, judged, moved, take
+from wassail.evaluation.criterion import kept_labels
 from wassail.evaluation.tasks.task import Result, Samples, Task, unknown
-from wassail.geometry import distances as distances_between
 from wassail.progress import Progress
-from wassail.specification import Labels, labels_at, labels_of
-from wassail.threat import box_at, boxes_of
+from wassail.specification import labels_at
+from wassail.threat import box_at
 
 if TYPE_CHECKING:
     from wassail.evaluation.work import Worker
@@ -33,8 +32,9 @@ class Pool(Task):
 
     def run(self, worker: Worker, tick: Progress) -> Result:
         """See `Task`."""
-        parts = self.parts
+        parts, settings = self.parts, worker.settings
         x, y = worker.samples(self.place)
+        inside = worker.box(self.place, x)
         known, labels = self._stacked("distances"), self._stacked("labels")
         found_by = known.argmin(0)
         rows = torch.arange(len(x))
@@ -44,10 +44,18 @@ class Pool(Task):
             for k, part in enumerate(parts):
                 mine = found_by[rows] == k
                 points[mine] = moved(x, part)[rows[mine]]
-            right = labels_at(y, rows)
             stated = known[found_by[rows], rows]
-            holds = _holds(worker, x[rows], right, points, stated)
-            bad = rows[~(holds & self._inside(worker, x, rows, points, stated))]
+            found = judged(
+                worker.model,
+                x[rows],
+                labels_at(y, rows),
+                points,
+                settings.norm,
+                box_at(inside, rows),
+                settings.batch_size,
+            )
+            # Nothing is claimed at distance 0 and inf.
+            bad = rows[~(holds(found, points, stated) | (stated == 0) | torch.isinf(stated))]
             known[found_by[bad], bad], refuted[found_by[bad], bad] = math.inf, True
             found_by[bad] = known[:, bad].argmin(0)
             rows = bad
@@ -58,18 +66,6 @@ class Pool(Task):
             "found_by": found_by,
         }
         return {**tensors, "refuted": refuted.T.contiguous()}, {"lost": int(refuted.sum())}
-
-    def _inside(
-        self, worker: Worker, x: Tensor, rows: Tensor, points: Tensor, stated: Tensor
-    ) -> Tensor:
-        """Which points are in the boxes of their samples, where these have some, bool `(n,)`."""
-        if worker.settings.boxes is None:
-            return torch.ones(len(rows), dtype=torch.bool)
-        own = boxes_of(box_at(worker.box(self.place, x), rows))
-        assert own is not None
-        wide = points.cpu().double()
-        inside = ((wide >= own.low) & (wide <= own.high)).flatten(1).all(1)
-        return inside | ~torch.isfinite(stated) | (stated == 0)
 
     def cut(self, start: int, stop: int) -> Self:
         """See `Task`."""
@@ -97,16 +93,3 @@ class Pool(Task):
 
     def _stacked(self, name: str) -> Tensor:
         return torch.stack([part[name] for part in self.parts])
-
-
-def _holds(worker: Worker, x: Tensor, y: Labels, points: Tensor, stated: Tensor) -> Tensor:
-    """Which points are what a flip claims to be, bool `(n,)`; nothing is claimed at distance 0 and
-    inf.
-    """
-    settings = worker.settings
-    holds = predicted(worker.logits(points), y) != labels_of(y)
-    holds &= distances_between(points, x, settings.norm) == stated
-    if settings.domain is not None:
-        low, high = settings.domain
-        holds &= ((points >= low) & (points <= high)).flatten(1).all(1)
-    return holds | ~torch.isfinite(stated) | (stated == 0)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
-from wassail.evaluation.chunks import Tensors, flips_chunk, moved
+from wassail.evaluation.chunks import Tensors, flips_chunk, judged, moved
 from wassail.evaluation.criterion import lead
 from wassail.evaluation.tasks.task import Result, Samples, Task, no_flips, unknown
 from wassail.network import device_of
@@ -168,16 +168,8 @@ class Close(_Certified):
 
     def _judged(self, worker: Worker, x: Tensor, y: Labels, known: Tensors) -> Flips:
         settings = worker.settings
-        return Flips.from_points(
-            worker.model,
-            x,
-            y,
-            moved(x, known),
-            settings.norm,
-            worker.box(self.place, x),
-            pull_in=False,
-            batch_size=settings.batch_size,
-        )
+        about = settings.norm, worker.box(self.place, x), settings.batch_size
+        return judged(worker.model, x, y, moved(x, known), *about)
 
 
 def _no_radii(n: int) -> Tensors:
