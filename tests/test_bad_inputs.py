@@ -457,6 +457,7 @@ for attack in FUNCTIONS:
     }
 
 
+@pytest.mark.few(114)
 @pytest.mark.parametrize("case", CASES)
 def test_bad_input_is_one_sentence_with_cause_and_fix(case: str) -> None:
     call, words = CASES[case]

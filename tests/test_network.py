@@ -86,6 +86,7 @@ def test_counts_equal_what_the_model_saw() -> None:
             assert gradients[0] == int(result.backwards.sum())
 
 
+@pytest.mark.slow
 def test_a_gradient_does_not_load_sympy() -> None:
     """It takes 0.7 s, and torch loads it for gradients with weights."""
     code = """

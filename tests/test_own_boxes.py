@@ -106,6 +106,7 @@ ATTACKS: list[Callable[..., ws.Distribution]] = [
 ]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 @pytest.mark.parametrize("norm", DUAL)
 def test_every_attack_stays_in_own_boxes(

@@ -90,6 +90,7 @@ def check_linear(name, norm, domain, classes):
         assert far.max() <= case.worst and far.mean() <= case.mean
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("classes", [2, 10])
 @each_domain
 @each_pair

@@ -212,6 +212,7 @@ def test_the_methods_are_ordered(norm: float) -> None:
     assert (large.values <= flips("cnn-adv", 4, norm).distances).all()
 
 
+@pytest.mark.slow
 def test_what_is_not_closed_exactly_goes_up_the_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exact search that finds nothing still leaves radii above those of linear bounds."""
     graph = mlp([6, 12, 12, 3], 3)
@@ -580,6 +581,7 @@ def test_a_larger_network_keeps_its_margins(zoo: ModuleType) -> None:
 RESNET = [-0.394660, 1.524352, 0.934255, 0.700709]
 
 
+@pytest.mark.slow
 def test_a_small_network_of_every_kind_of_layer() -> None:
     net = seeded(
         nn.Sequential(

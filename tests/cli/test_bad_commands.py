@@ -333,6 +333,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
     return parser._child(parser._parser(), split(command))
 
 
+@pytest.mark.few(48)
 @pytest.mark.parametrize("case", CASES)
 def test_bad_input_is_exit_code_2_and_one_sentence(
     case: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -532,6 +532,7 @@ def test_certify_in_closed_form(files, capsys, monkeypatch, tmp_path) -> None:
         assert results["slopes"][name]["upper"] == getattr(certificate, name).upper
 
 
+@pytest.mark.slow
 def test_certify_without_an_upper_slope(files, capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(files)
     code = main(

@@ -105,6 +105,7 @@ def test_a_forged_run_does_not_pass(name: str, made: Path, tmp_path: Path) -> No
     assert words[:2] == ["wassail", "verify"] and "rm" not in words
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", SMOOTHED)
 def test_forged_votes_do_not_pass(name: str, voted: Path, tmp_path: Path) -> None:
     change, expected = SMOOTHED[name]
@@ -155,6 +156,7 @@ def test_a_seal_of_another_state_does_not_fit(made: Path, tmp_path: Path) -> Non
     assert not found and "since it was made these changed: " in str(found)
 
 
+@pytest.mark.slow
 def test_a_sign_off_looks_again_at_what_was_stored(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,6 +90,7 @@ def test_the_time_left_is_that_of_the_phase(start, clock, capsys, tmp_path) -> N
     assert told > 20
 
 
+@pytest.mark.slow
 def test_a_resumed_run_counts_what_is_left(clock, capsys, tmp_path) -> None:
     """Nothing is at 100 % before it is done, and what was done needs no time."""
     with pytest.raises(KeyboardInterrupt):

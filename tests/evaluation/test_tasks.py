@@ -206,6 +206,7 @@ def test_pieces_of_a_chunk_keep_their_targets() -> None:
     assert torch.equal(none["labels"], torch.zeros(6, dtype=torch.int64))
 
 
+@pytest.mark.slow
 def test_features_that_may_not_move() -> None:
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
@@ -253,6 +254,7 @@ def own_boxes(x: Tensor) -> tuple[Tensor, Tensor]:
     return low, high
 
 
+@pytest.mark.slow
 def test_boxes_of_each_sample(tmp_path: Path) -> None:
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
@@ -516,6 +518,7 @@ def forecaster() -> nn.Module:
     return nn.Sequential(*layers).double().eval()
 
 
+@pytest.mark.slow
 def test_windows_of_a_time_series() -> None:
     """Inputs are windows `(channels, steps)`: both sides, and points that are off by the tolerance
     where they are called wrong.

@@ -58,6 +58,7 @@ def run(made: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_an_honest_run_holds_and_says_what_was_not_checked(made: Path) -> None:
     run = ws.Evaluation.load(made)
     model = network()

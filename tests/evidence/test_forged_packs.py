@@ -54,6 +54,7 @@ def test_a_zip_that_says_more_than_its_pack_is_refused(
         pass
 
 
+@pytest.mark.slow
 def test_another_model_in_the_pack(made: Path, tmp_path: Path) -> None:
     """What is verified is the model that the reader gives; the file in the pack is compared."""
     place = Path(shutil.copytree(made, tmp_path / "pack"))

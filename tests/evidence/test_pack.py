@@ -46,6 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return good_pack(tmp_path_factory.mktemp("made") / "pack")
 
 
+@pytest.mark.slow
 def test_a_good_pack_holds(made: Path) -> None:
     found, known = verify_pack(made, network(), samples(), 1.0, seed=0)
     assert found and known and known.signer is None, found

@@ -53,6 +53,7 @@ def test_a_linear_model_in_all_of_space(norm: float, order: float) -> None:
     assert float(found.detach()) == pytest.approx(exact.bound.lower, abs=1e-6)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("loss", ["margin", "cross_entropy"])
 @pytest.mark.parametrize("order", [1.0, 2.0, math.inf])
 @pytest.mark.parametrize("norm", NORMS)

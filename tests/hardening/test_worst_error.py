@@ -77,6 +77,7 @@ def test_the_balls_of_a_linear_model_add_up_to_the_dual(norm: float, order: floa
         assert bound >= worst - 1e-9
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("order", [1.0, 2.0, math.inf])
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_bound_on_the_error_is_above_what_attacks_reach(norm: float, order: float) -> None:

@@ -163,6 +163,7 @@ def read_model(nets: Path) -> Callable[[torch.Tensor], torch.Tensor]:
     return ws.zoo.load_onnx(nets / "deep.onnx")
 
 
+@pytest.mark.slow
 def test_files_fit_their_schemas(nets: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     for measure, side in (("accuracy", "at_least"), ("margin", "at_most")):

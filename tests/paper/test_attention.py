@@ -131,6 +131,7 @@ def test_global_above_region_above_local_above_truth():
                 assert region <= local * (1 + 1e-5 * max(1, parameters[3])), parameters
 
 
+@pytest.mark.slow
 def test_no_point_of_a_box_is_steeper_than_its_bound():
     for parameters in CASES[::2] + CASES[1::4]:
         x, a, v, bias, mask = case(*parameters[:5], bias=parameters[5], hidden=parameters[6])

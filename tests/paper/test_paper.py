@@ -237,6 +237,7 @@ def read(path) -> list[dict[str, str]]:
         return list(csv.DictReader(line for line in file if not line.startswith("#")))
 
 
+@pytest.mark.slow
 def test_files(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(runtime_module, "curve", lambda case: curve(case, points=5, budgets=1))
     monkeypatch.setattr(step_module, "step", lambda seed, norm: step(seed, norm, tries=2))

@@ -105,6 +105,7 @@ def test_no_folder_leaves_the_machine(tmp_path: Path, capsys: pytest.CaptureFixt
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_a_style_of_the_current_folder_is_not_obeyed(tmp_path: Path) -> None:
     """`text.usetex` starts LaTeX: here a program of that name that leaves a trace."""
     program = tmp_path / "latex"

@@ -126,6 +126,7 @@ def within(curve: RiskCurve, groups: Groups, part: float) -> Groups:
     return Groups(groups.ids, low, high)
 
 
+@pytest.mark.slow
 def test_weights_of_groups_are_those_of_python() -> None:
     """The dual of the page against the plan of Python, for every order and all sliders at once."""
     rng = np.random.default_rng(1)

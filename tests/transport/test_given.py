@@ -56,6 +56,7 @@ def both(model, x: Tensor, y: Tensor, points: Tensor) -> float:
     return float(right.double().mean())
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("norm", [INF, 2.0, 1.0])
 @pytest.mark.parametrize("attack", [one_step, many_steps])
 @pytest.mark.parametrize("box", [1.0, 255.0])

@@ -59,6 +59,7 @@ def test_weights_leave_it_to_the_bootstrap_and_nothing_to_nothing() -> None:
     assert all(math.isnan(end) for end in guaranteed_interval(None, none.bool(), none, threat))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("share", [None, 0.5])
 @pytest.mark.parametrize("order", [1.0, INF])
 @pytest.mark.parametrize("n", [60, 400])

@@ -82,6 +82,7 @@ def test_inequalities_that_exclude_each_other(
     assert 0.05 <= float(answer.point[0]) <= 0.1
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("neurons", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_small_network_against_a_grid(

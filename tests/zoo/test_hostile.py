@@ -269,6 +269,7 @@ def test_the_first_pass_answers_once_for_each_file(
     assert "preexec_fn" not in started[0]
 
 
+@pytest.mark.slow
 def test_an_endless_loop_beside_the_logits_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -411,6 +411,7 @@ def token_logits(exports: Mapping[str, Path], x: Tensor) -> Tensor:
     return model(x)[1]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("size", [0, 1, 2, 7])
 @pytest.mark.parametrize("name", ["any", "one"])
 def test_exported(exports: Mapping[str, Path], name: str, size: int) -> None:
@@ -586,6 +587,7 @@ def test_onnx_is_checked_against_onnxruntime(onnx_file: Path) -> None:
     json.dumps(source.info)
 
 
+@pytest.mark.slow
 def test_onnx_weights_are_not_taken_from_elsewhere(onnx_file: Path, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     (tmp_path / "inside").mkdir()

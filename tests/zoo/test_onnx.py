@@ -837,6 +837,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Tensor]:
     return path, torch.randn(5, math.prod(sizes), generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.few(14)
 def test_operator(case: tuple[Path, Tensor]) -> None:
     """A batch gives what its images give one by one, traced or not, in both precisions; so does
     onnxruntime.
@@ -1021,6 +1022,7 @@ def test_a_normalisation_that_does_not_fit(tiny: Path) -> None:
 # ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", list(FILES))
 def test_published_network(zoo: ModuleType, name: str) -> None:
     normalisation, data, count, correct = FILES[name]

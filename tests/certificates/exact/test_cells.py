@@ -67,6 +67,7 @@ def test_no_neurons_are_one_cell() -> None:
     assert masks_at(net, torch.zeros(2)).shape == (1, 0)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("where", [None, (-1.0, 1.0), 1, 2, math.inf, "cut"])
 @pytest.mark.parametrize(
     ("sizes", "slope"), [((2, 6, 6, 3), 0.0), ((3, 5, 5, 4, 2), 0.0), ((2, 5, 5, 2), 0.1)]

@@ -129,6 +129,7 @@ def largest_gap(net: Piecewise, labels, u: torch.Tensor) -> torch.Tensor:
     ).max()
 
 
+@pytest.mark.slow
 def test_recession_identity() -> None:
     check_recession_identity(range(8))
 

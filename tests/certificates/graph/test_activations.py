@@ -267,6 +267,7 @@ def test_lines_in_closed_form() -> None:
         assert f.touch(up, f64(0.7), f64(0.7), True)[0] == 0.7
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("above", [True, False])
 def test_lines_of_any_slope_are_above_and_below_everywhere_and_touch(
@@ -287,6 +288,7 @@ def test_lines_of_any_slope_are_above_and_below_everywhere_and_touch(
         assert (slack <= 2.0**-46 * (1 + slope.abs()) * (low.abs() + high.abs()).clamp(min=1)).all()
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("above", [True, False])
 @pytest.mark.parametrize("miss", [1e-6, -1e-3, 0.1])
@@ -445,6 +447,7 @@ ends = st.floats(-1e6, 1e6) | st.floats(-5, 5) | st.sampled_from(BENDS)
 widths = st.just(0.0) | st.floats(0, 1e-9) | st.floats(0, 10) | st.floats(0, 1e6)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150, derandomize=True)
 @given(
     st.sampled_from(NAMES),

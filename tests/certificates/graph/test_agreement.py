@@ -250,6 +250,7 @@ def lives_in_float32(model: nn.Module, operator: Operator) -> bool:
     return bool(torch.isfinite(found).all())
 
 
+@pytest.mark.few(17)
 @pytest.mark.parametrize("name", list(NAMES)[::3])
 def test_operators_behind_an_offset(name: str) -> None:
     k = list(NAMES).index(name)

@@ -169,6 +169,7 @@ def test_how_far_a_matrix_stretches_a_ball(norm: float) -> None:
         assert torch.allclose(free.stretch(a)[1], balls.radius[:, None] * a.norm(dim=2).amax(2))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", ["pre-LN", "vision", "ReLU attention"])
 def test_rows_are_no_longer_than_their_bound(

@@ -63,6 +63,7 @@ def test_the_page_has_a_row_for_each_activation() -> None:
     assert set(table()) - set(ROWS) == {"Softmax"}
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("row", ROWS)
 def test_torch_is_as_far_from_the_function_as_the_page_says(row: str) -> None:
     for dtype, stated in zip(UNITS, table()[row]):
@@ -82,6 +83,7 @@ class Applied(nn.Module):
         return self.case.run(x) * self.one
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("dtype", UNITS, ids=str)
 @pytest.mark.parametrize("row", ROWS)
 def test_executed_arithmetic_charges_the_difference_or_refuses(

@@ -75,6 +75,7 @@ def test_names_are_unique() -> None:
     assert len(NAMES) == len(TABLE)
 
 
+@pytest.mark.few(51)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_graph_is_the_model(name: str) -> None:
     model, graph = network(name)
@@ -87,6 +88,7 @@ def test_the_graph_is_the_model(name: str) -> None:
     assert graph.smooth == NAMES[name].smooth
 
 
+@pytest.mark.few(51)
 @pytest.mark.parametrize("name", NAMES)
 def test_margins_are_bounded_on_balls(name: str) -> None:
     _, graph = network(name)
@@ -158,6 +160,7 @@ def test_radii_and_lipschitz_constants_against_points(name: str) -> None:
     assert float(quotient[length[1:] > 0].max()) <= top * (1 + 1e-9)
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("name", SOME)
 def test_slopes_where_inputs_are_frozen(name: str) -> None:
     """A box in which every other input is one number, then all but one, then all."""
@@ -188,6 +191,7 @@ def test_what_cannot_be_certified_is_refused(operator: Operator) -> None:
         read(Headed(operator).eval(), operator.shape, smooth=True)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", list(NAMES)[::9])
 def test_both_sides_of_the_loss_against_points(name: str) -> None:
     """Every ninth operator: no sampled loss is above the upper side, and the lower side is not

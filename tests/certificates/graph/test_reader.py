@@ -190,6 +190,7 @@ CONSTANTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_constants_made_on_the_way(name: str) -> None:
     """In the numbers that the model has: 1 / 3 and 0.1 are not the same in float32."""
@@ -209,6 +210,7 @@ def test_a_constant_in_float32_is_that_number() -> None:
     assert torch.equal(graph.logits(torch.ones(1, 8))[0], steps.double())
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("norm", ["inf", 2, 1])
 @pytest.mark.parametrize("method", ["crown", "ball", "branch", "exact", "auto"])
 def test_one_number_for_each_sample(method: str, norm: Any) -> None:

@@ -366,6 +366,7 @@ def close(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(((a - b).abs() <= 1e-10 * size).all())
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_layer_gives_the_models_logits_and_jacobians(name: str) -> None:
     model, graph = build(name)
@@ -549,6 +550,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_supported_is_named_in_one_sentence(name: str) -> None:
     make, what, place = REFUSED[name]
@@ -606,6 +608,7 @@ SMOOTH: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]] = 
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", SMOOTH)
 def test_smooth_activations_are_nodes_when_asked_for_and_refused_when_not(name: str) -> None:
     make, shape, activations = SMOOTH[name]
@@ -716,6 +719,7 @@ ODD: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", ODD)
 def test_what_would_be_read_wrongly_is_refused(name: str) -> None:
     with pytest.raises(InputError) as error:

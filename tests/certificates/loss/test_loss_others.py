@@ -139,6 +139,7 @@ def test_the_lower_side_is_the_best_distribution(seed: int) -> None:
                 assert math.isclose(float((found.mass * losses).sum()), low, rel_tol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_upper_side_is_above_sampled_distributions() -> None:
     """A dense grid of points with every label, all of them in the program: none is worse."""
     model, x, y = network(5)
@@ -240,6 +241,7 @@ def test_neither_is_the_plain_curve(tmp_path: Path) -> None:
         ws.loss_curve(model, x, y, label_cost=0)
 
 
+@pytest.mark.slow
 def test_a_small_network_is_closed_by_its_cells() -> None:
     """Both sides meet, and lie between those of the curve."""
     torch.manual_seed(2)

@@ -180,6 +180,7 @@ def test_witnesses_are_evaluated(loss: str) -> None:
             assert again == pytest.approx(low, rel=1e-9) and again <= high
 
 
+@pytest.mark.slow
 def test_the_largest_of_several_outputs_counts() -> None:
     """With equal outputs it is the loss of one of them."""
     net, x, y = small()
@@ -193,6 +194,7 @@ def test_the_largest_of_several_outputs_counts() -> None:
         assert one == pytest.approx(both, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_subpopulations() -> None:
     """The mean of the worst half at eps 0; above that cells lie between the sides."""
     net, x, y = small()
@@ -236,6 +238,7 @@ def test_boxes_of_samples_and_frozen_inputs() -> None:
     assert (curve.points[:, 0] == x[curve.root, 0]).all()
 
 
+@pytest.mark.slow
 def test_executed_arithmetic() -> None:
     """Points are evaluated by the model in float32; bounds pay for its rounding."""
     net, x, y = small()

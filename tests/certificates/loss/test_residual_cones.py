@@ -61,6 +61,7 @@ def test_the_length_of_the_best_step(norm: float) -> None:
     torch.testing.assert_close((room * (size - p)).sum(1), best, rtol=0, atol=1e-12)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("norm", NORMS)
 def test_lines_are_bounded_from_below(norm: float, mode: str) -> None:
@@ -142,6 +143,7 @@ def test_the_worst_case_is_that_of_the_cells(norm: float) -> None:
         assert found.verify(net) and found.cost <= budget * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("norm", "loss"), [(2, "absolute"), (INF, "pinball")])
 def test_no_point_is_above_the_cones(norm: float, loss: str) -> None:
     """Random points and corners of the box; in the type of the model, in which it runs."""
@@ -176,6 +178,7 @@ def test_a_curve_without_time_knows_less() -> None:
     assert cut[0] <= plain[1] and plain[0] <= cut[1]
 
 
+@pytest.mark.slow
 def test_cones_serve_every_order_and_are_saved(tmp_path: object) -> None:
     net = network(5, 3, 7)
     x = uniform(4, 3, seed=8)
@@ -201,6 +204,7 @@ def test_cones_are_rounded_up(mode: str) -> None:
         assert Fraction(top) >= Fraction(height) + Fraction(float(rises[0])) * Fraction(1.7)
 
 
+@pytest.mark.slow
 def test_no_feasible_distribution_is_above_a_cone() -> None:
     """f = x1 + 50 relu(x2 - 0.9) with boxes of their own: one sample goes to the corner, the other
     spends the rest. The ends of shells were once rounded to float32: 4.8e-8 too low.

@@ -94,6 +94,7 @@ def test_no_point_is_above_the_stairs(norm: float, loss: str) -> None:
             assert float(signed[i].max()) <= float(most)
 
 
+@pytest.mark.slow
 def test_small_networks_are_closed(tmp_path: object) -> None:
     """To two per cent where linear bounds on balls leave more, and saved with the curve."""
     net, x, y = regression(5)

@@ -268,6 +268,7 @@ def test_anchor_at_a_downward_kink() -> None:
     assert kink.lower == 0 and kink.upper >= 0
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("loss", "gap"), [("margin", 1e-9), ("cross_entropy", 5e-3)])
 @pytest.mark.parametrize("domain", [(-1.0, 1.0), None])
 @pytest.mark.parametrize("norm", NORMS)

@@ -148,6 +148,7 @@ def test_what_is_in_a_ball_moves_no_farther(kind: str) -> None:
                 assert (moved.square() <= most * (1 + 1e-12)).all()
 
 
+@pytest.mark.slow
 def test_splits_prove_more_and_only_what_is_true() -> None:
     """Where a bound misses by little, a few domains prove it; flips are never proved."""
     model = perceptron((8, 24, 12, 3), 1, orthogonal=True)
@@ -165,6 +166,7 @@ def test_splits_prove_more_and_only_what_is_true() -> None:
     assert torch.allclose(alone, split[2:3], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_splits_in_small_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many domains there are, few are bounded at once, and all are."""
     model = perceptron((8, 24, 12, 3), 1, orthogonal=True)

@@ -37,6 +37,7 @@ def both(graph: Graph, balls: Balls, rows: bool = True) -> tuple[Sweep, BallSwee
     return crown, found
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("most", [0, 66])  # layers times 2^-66 to 2^66: 1e-20 to 1e20
 @pytest.mark.parametrize("norm", [1.0, 2.0])
 @pytest.mark.parametrize("kind", KINDS)

@@ -365,6 +365,7 @@ class _Cast(nn.Module):
         )
 
 
+@pytest.mark.slow
 def test_arithmetics_agree_where_rounding_is_small() -> None:
     """A float64 network loses nothing; a float32 one next to nothing; exact distances stay
     exact up to rounding.

@@ -247,6 +247,7 @@ def spread(graph: Graph, region: Region, count: int = 60) -> Tensor:
     return crowd(region, count).reshape(-1, *graph.nodes[0].shape)
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MAKE)
 def test_values_and_jacobians_stay_in_their_ranges(name: str, kind: str) -> None:

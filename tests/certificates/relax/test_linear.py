@@ -420,6 +420,7 @@ def test_the_lines_of_a_neuron_hold_and_touch(kind: str, dtype: torch.dtype) -> 
 # Soundness.
 
 
+@pytest.mark.few(22)
 @pytest.mark.parametrize(("norm", "domain"), CASES)
 @pytest.mark.parametrize("name", ALL)
 def test_every_value_lies_in_its_span_and_every_margin_above_its_bound(
@@ -444,6 +445,7 @@ def test_every_value_lies_in_its_span_and_every_margin_above_its_bound(
         assert (z[:, y[i], None] - z >= base[i] + d @ a[i].T - 1e-12).all()
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(
     "name",
@@ -527,6 +529,7 @@ def nothing(
     return -none, none
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(("norm", "domain"), CASES[1:4])
 @pytest.mark.parametrize("name", NETS)
 def test_as_tight_as_the_bounds_of_a_single_region(
@@ -604,6 +607,7 @@ def test_chunks_are_every_wanted_entry_once() -> None:
             assert len(place) <= max(most, 1) or len(owner) == 1
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", ["mlp", "convolutions", "branches", "pools", "silu"])
 def test_spans_known_from_a_larger_ball_are_used_and_stay_sound(name: str, norm: float) -> None:
@@ -730,6 +734,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Tensor, Tensor, 
     return seen
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(
     "name", ["mlp", "deep", "blocks", "branches", "grouped", "pools", "clamps", "expanded"]

@@ -131,6 +131,7 @@ def test_without_an_undecided_neuron_everything_is_exact(name: str) -> None:
     assert torch.allclose(upper, graph.logits(x)[0] + 1e-7 * slopes.norm(dim=1), rtol=0, atol=1e-12)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", ["mlp", "deep", "convolutions", "blocks"])
 def test_rounding_errors_stay_within_the_bounds_of_a_single_point(name: str, norm: float) -> None:

@@ -207,6 +207,7 @@ def test_ranges_of_rising_networks(active: bool, mode: str) -> None:
                     ).all()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("norm", NORMS)
 def test_margins_of_networks_without_kinks(norm: float, mode: str) -> None:

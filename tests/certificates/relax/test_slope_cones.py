@@ -74,6 +74,7 @@ def alone(sweep: Sweep, j: int, owner: int) -> tuple[Tensor, Tensor]:
     return -tops[1], tops[0]
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("most", [0, 66])  # layers times 2^-66 to 2^66
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("kind", list(ALL))

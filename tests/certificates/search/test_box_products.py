@@ -54,6 +54,7 @@ def boxes(seed: int, width: float) -> tuple[Tensor, Tensor]:
     return low, low + width * torch.rand(8, 3, generator=generator).double()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("width", [0.01, 0.3, 3.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_no_point_of_a_box_is_beyond_its_bounds(seed: int, width: float) -> None:

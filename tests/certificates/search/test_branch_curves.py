@@ -202,6 +202,7 @@ def test_cuts_come_back_from_leaves_and_travel() -> None:
     assert torch.equal(there[0].bounded(there[1], 4).bound, tree.bounded(domains, 4).bound)
 
 
+@pytest.mark.slow
 def test_a_network_whose_bounds_are_infinite_is_no_error() -> None:
     """On R^n at linf the ascent of this one had nothing to climb, and raised torch's error."""
     first, last = nn.Linear(4, 2), nn.Linear(2, 3)

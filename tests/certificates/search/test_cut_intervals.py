@@ -77,6 +77,7 @@ class Wave(nn.Module):
         return self.out(torch.cat(parts, 1))
 
 
+@pytest.mark.slow
 def test_a_distance_that_is_known() -> None:
     """On a line: the distance to the first root of the margin, by a grid and bisection; here linear
     bounds stop far below it.
@@ -131,6 +132,7 @@ def grown(tree: Tree, rivals: list[list[int]], rounds: int) -> Subproblems:
     return domains
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("kind", "norm"), [("gelu", 2.0), *((kind, INF) for kind in KINDS)])
 def test_a_bound_of_a_domain_holds_at_every_point_of_it(kind: str, norm: float) -> None:
     """Thousands of points of the ball: each lies in a domain of every rival, and its margin is not
@@ -249,6 +251,7 @@ def test_cuts_come_back_from_leaves() -> None:
     assert (again.cuts.low <= again.cuts.high).all()
 
 
+@pytest.mark.slow
 def test_a_tree_goes_on_from_its_leaves() -> None:
     """For fewer domains than anew, with the same verdict; and beyond a flip nothing is proved."""
     model, x, y = case("tanh", 1, 1)

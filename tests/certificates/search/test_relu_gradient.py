@@ -86,6 +86,7 @@ def _grown(
     return tree, replace(roots, sign=sign, alpha=alpha, beta=beta)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("samples", [1, 3])
 @pytest.mark.parametrize("norm", [1.0, 2.0, math.inf])
 @pytest.mark.parametrize(

@@ -73,6 +73,7 @@ def decided(net: Shallow, low: Tensor, high: Tensor, shift: float) -> ShallowSea
     return task
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_the_sign_of_the_least_value(seed: int) -> None:
     net, low, high = drawn(seed, 3 + seed % 4, 10 + 2 * (seed % 3))
