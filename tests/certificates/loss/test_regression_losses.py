@@ -85,6 +85,25 @@ def test_squared_errors_of_linear_models_at_order_two(norm: float) -> None:
     assert ws.loss_curve(flat, x, y, norm, 1, "squared", None)(0.2)[1] < INF
 
 
+def test_a_curve_of_squared_errors_without_time_is_none_the_less_a_bracket() -> None:
+    """Whether errors grow without bound is not known then: the upper side is infinite still."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+    x, y = torch.rand(3, 2), torch.rand(3, 1)
+    low, high = ws.loss_curve(net, x, y, 2, 1, "squared", None, time_limit=1e-9)(0.1)
+    assert low < INF and high == INF
+
+
+def test_a_certificate_of_errors_without_time_knows_the_loss_itself() -> None:
+    """A linear model: `E e + ||w||_2 eps`, between the bounds; the first term is known."""
+    net, x, y = linear()
+    here = float((net(x).detach()[:, 0] - y).abs().mean())
+    truth = here + float(net.weight.detach().norm()) * 0.1
+    low, high = ws.certify(net, x, y, 2, "absolute", time_limit=1e-9).bounds(0.1)
+    assert here * (1 - 1e-12) <= low <= truth * (1 + 1e-12)
+    assert truth * (1 - 1e-15) <= high
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize("norm", NORMS)
 def test_targets_that_move_are_one_more_input(norm: float) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
@@ -265,12 +266,15 @@ def _fields(
 
 def _grows(samples: Samples, price: float) -> bool:
     """Whether the error is known to grow without bound: a target that moves, or a ray on R^n along
-    which an output does.
+    which an output does. Where the time is up nothing is known.
     """
     if price < math.inf:
         return True
     far = None if samples.domain is not None else recession(samples.graph)
-    return far is not None and ray_slope(far.to(samples.graph.device), samples.norm, [0]).lower > 0
+    if far is not None:
+        with suppress(clock.Late):
+            return ray_slope(far.to(samples.graph.device), samples.norm, [0]).lower > 0
+    return False
 
 
 def _of_share(curve: ResidualCurve, weights: Tensor, share: float) -> OthersLossCurve:

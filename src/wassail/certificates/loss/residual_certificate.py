@@ -125,7 +125,8 @@ class ErrorSlopes(SlopeSearch):
         self.residuals = samples.residuals
         # Of the loss as a function of u, on all of R.
         self.steep = self.residuals.delta if self.residuals.loss == "huber" else 1.0
-        self.start = self.residuals.above(samples.lowest(0.0)).cpu()
+        with clock.unlimited():  # without it nothing is known
+            self.start = self.residuals.above(samples.lowest(0.0)).cpu()
         self.rays: list[Tensor] = []
 
     def run(self, wanted: tuple[str, ...], price: float) -> Certificate:
