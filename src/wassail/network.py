@@ -37,9 +37,7 @@ BATCH_SIZE = 250  # AutoAttack's default; no model call ever sees more rows than
 
 @contextlib.contextmanager
 def frozen(model: Model) -> Iterator[None]:
-    """Eval mode and no parameter gradients (they would cost time and memory); both
-    restored on the way out.
-    """
+    """Eval mode and no gradients of parameters, which cost time and memory; restored at the end."""
     if not isinstance(model, nn.Module):
         yield
         return
@@ -106,9 +104,7 @@ class _Graft(torch.autograd.Function):
 
 
 def device_of(model: Model, default: torch.device) -> torch.device:
-    """Where the model's parameters and buffers live; `default`, the place of the data, if it
-    shows none.
-    """
+    """Where the model's parameters and buffers live; if it shows none, `default`."""
     shown = (
         itertools.chain(model.parameters(), model.buffers()) if isinstance(model, nn.Module) else ()
     )
@@ -116,11 +112,10 @@ def device_of(model: Model, default: torch.device) -> torch.device:
 
 
 def as_taken(model: Model, x: Tensor) -> Tensor:
-    """Samples in the floating-point type of the model, if it refuses their own or answers in
-    float64.
+    """Samples in the floating type of the model, if it refuses their own or answers in float64.
 
-    Tables of numbers are float64 as a rule, and models float32. A model that takes both, or shows
-    no type of its own, gets the samples as they are.
+    Tables are float64 as a rule, and models float32. A model that takes both, or shows no type of
+    its own, gets the samples as they are.
 
     Args:
         model: a callable from a batch to logits.
@@ -159,11 +154,8 @@ def _own_version() -> str:
 
 
 def sample_keys(x: Tensor) -> list[int]:
-    """A number for each of N samples that depends on its content alone: what random starts are
-    keyed by.
-
-    So a sample gets the same start wherever it stands in the data, in a batch or in a part of the
-    data searched again.
+    """A number for each of N samples that depends on its content alone. Random starts are keyed
+    by it, so that a sample gets the same start wherever it stands.
     """
     digests = (
         hashlib.sha256(sample.contiguous().numpy().tobytes()).digest()
@@ -173,17 +165,13 @@ def sample_keys(x: Tensor) -> list[int]:
 
 
 def generators(x: Tensor, seed: int, number: int = 0) -> list[torch.Generator]:
-    """A generator on the CPU for each of N samples, keyed by (seed, the sample's content,
-    number).
-    """
+    """A generator on the CPU for each of N samples, keyed by (seed, its content, number)."""
     keys = (((seed * 1_000_003 + key) * 1_009 + number) % 2**63 for key in sample_keys(x))
     return [torch.Generator().manual_seed(key) for key in keys]
 
 
 def check_model(model: Model, x: Tensor, y: Labels) -> None:
-    """Look at the model's answer to a few samples: shape, finiteness, probabilities,
-    determinism. Call it `frozen`.
-    """
+    """Look at the answer to a few samples: shape, finiteness, determinism. Call it `frozen`."""
     if len(x) == 0:
         return
     if not callable(model):
@@ -202,8 +190,7 @@ def check_model(model: Model, x: Tensor, y: Labels) -> None:
     if (again - z).abs().max() > 1e-4 * z.abs().max():
         warnings.warn(
             "the model gives different logits for the same input: its accuracies are those of "
-            "lucky draws, "
-            "so fix its randomness or average it over repeats.",
+            "lucky draws, so fix its randomness or average it over repeats.",
             ModelWarning,
             stacklevel=2,
         )
@@ -214,8 +201,7 @@ def _check_classes(z: Tensor, y: Tensor) -> None:
     if int(y.min()) < 0 or int(y.max()) >= z.shape[1]:
         raise InputError(
             f"the labels range over {int(y.min())}..{int(y.max())} but the model has "
-            f"{z.shape[1]} classes: "
-            f"labels must be 0..{z.shape[1] - 1}."
+            f"{z.shape[1]} classes: labels must be 0..{z.shape[1] - 1}."
         )
     inside = (z >= 0).all() and ((z.sum(1) - 1).abs() < 1e-4).all()
     if inside and ((z > 0) & (z < 1)).any():  # exact one-hot rows are no softmax
@@ -377,16 +363,12 @@ class Network:
         return z if z.dtype in (torch.float32, torch.float64) else z.float()
 
     def logits(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Logits `(n, K)` without gradients, in calls of at most `batch_size` rows. One forward
-        a row.
-        """
+        """Logits `(n, K)` in calls of at most `batch_size` rows. One forward a row."""
         found = self.outputs(x, rows)
         return self._judged(found, rows) if len(x) else found
 
     def outputs(self, x: Tensor, rows: Tensor) -> Tensor:
-        """What the model itself gives, `(n, K)`, also where there is a specification. One forward
-        a row.
-        """
+        """The model's own outputs `(n, K)`, specification or not. One forward a row."""
         self._count(self.forwards, rows)
         with torch.no_grad():
             parts = (x[i : i + self.batch_size] for i in range(0, len(x), self.batch_size))
@@ -403,9 +385,7 @@ class Network:
         return some.logits(z)
 
     def tape(self, x: Tensor, rows: Tensor) -> Tape:
-        """A forward pass at `x` that can be differentiated. One forward a row; its gradients
-        are counted when asked.
-        """
+        """A differentiable pass at `x`. One forward a row; gradients are counted when asked."""
         self._count(self.forwards, rows)
         with torch.enable_grad():
             x = x.detach().clone().requires_grad_(True)
@@ -424,17 +404,13 @@ class Network:
             self.scale = torch.maximum(self.scale, self.sizes.to(self.scale))
 
     def need(self, z: Tensor, rows: Tensor, times: float = 1.0) -> Tensor:
-        """The lead that makes a flip at logits `z` `(m, K)` of these samples, `times` so much:
-        `(m,)`.
-        """
+        """The lead `(m,)` that makes a flip at logits `(m, K)` of samples, `times` so much."""
         scale = self.scale.index_select(0, rows.to(self.scale.device)).to(z)
         return need(z, times * flip_tolerance(self.dtype or z.dtype), scale)
 
     def predict(self, z: Tensor, y: Tensor, rows: Tensor, tolerance: float | None = None) -> Tensor:
-        """The predicted class at logits `z` `(m, K)` of these samples with labels `(m,)`: `(m,)`.
-
-        A wrong class counts if it leads by the tolerance, by default the one for flips that this
-        library stores.
+        """The classes `(m,)` at logits `(m, K)` of samples with labels `(m,)`. A wrong class counts
+        if it leads by the tolerance, by default the one for flips that this library stores.
         """
         tolerance = flip_tolerance(self.dtype or z.dtype) if tolerance is None else tolerance
         return predict(z, y, tolerance, self.scale[rows.to(self.scale.device)].to(z))
