@@ -208,6 +208,7 @@ SPECTRAL = {
     "lipschitz product",
     "lipschitz propagate",
     "lipschitz sdp",
+    "lipschitz exact",  # begins with the multipliers of the semidefinite bound
     "corollary",
     "certify",
     "certify in a box",
