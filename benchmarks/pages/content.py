@@ -605,7 +605,7 @@ def regression(results: Results) -> str:
     )
     columns = [
         ("network", code("network")),
-        ("norm", lambda r: f"l{r['norm']}"),
+        ("norm", field("norm")),
         ("order", field("order")),
         ("eps", field("eps", "g")),
         ("within, %", lambda r: both(r["within_low"], r["within_high"])),
